@@ -1,0 +1,1 @@
+"""Bedplate: pinned, verified GPU stacks with a way back."""

@@ -1,0 +1,1 @@
+"""What runs on nodes: standard library only, Python 3.9 or newer."""
