@@ -1,0 +1,20 @@
+"""The one exception that stands for a user's error: shown as plain text, never as a traceback."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class BedplateError(Exception):
+    """Something the user can mend: the message names the object at fault and the next action.
+
+    The command line prints it and exits with code 1; plugins turn it into Ansible's own error with the same
+    text.
+    """
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean X?` for the known word nearest to *word*, or an empty string."""
+    match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean `{match[0]}`?" if match else ""
