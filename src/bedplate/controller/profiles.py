@@ -189,7 +189,9 @@ class Profile:
 def for_deploy(
     name: str, target: str, directories: Sequence[str | Path] | None = None, *, allow_refused: bool = False
 ) -> dict[str, Any]:
-    """Return all that a playbook needs to put profile *name* on a node of *target* (`cp311-x86_64`).
+    """Return all that a playbook needs to put profile *name* on a node of *target*, such as `cp311-x86_64`.
+
+    An empty *target* means the first of the profile.
 
     Keys: name, id, description, refused (text or None), target, python ("3.11"), lock_file (path here),
     lock_text, packages (count), bytes (sum of the known wheel sizes), stack, verify, expect, driver,
@@ -204,6 +206,7 @@ def for_deploy(
             f"profile {name} is refused: {data.refused.strip()} "
             "To deploy it all the same, allow refused profiles (bedplate_allow_refused: true)."
         )
+    target = target or data.stack.targets[0]
     locked = profile.target_lock(target)
     plain = data.model_dump(mode="json", by_alias=True)
     return {

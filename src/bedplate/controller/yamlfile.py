@@ -11,6 +11,9 @@ from .errors import BedplateError
 
 Location = tuple[str | int, ...]
 
+# The same loader in C, five times as fast, where PyYAML was built with libyaml.
+_Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
 
 class YamlFile:
     """A parsed YAML file: `data` (plain Python values) and the line of every key and item.
@@ -24,7 +27,7 @@ class YamlFile:
         self.path = path
         self._lines: dict[Location, int] = {}
         try:
-            loader = yaml.SafeLoader(raw)
+            loader = _Loader(raw)
             node = loader.get_single_node()
             if node is None:
                 raise BedplateError(f"{path}:1: the file is empty")
