@@ -199,8 +199,8 @@ generation:
   description: Id of the generation that the run goes to.
   returned: action is begin
   type: str
-path:
-  description: Its directory.
+directory:
+  description: Path of its directory.
   returned: action is begin
   type: str
 reused:

@@ -124,7 +124,7 @@ class Generations:
         ``generation`` means the previous one.
 
         Returns:
-            The common keys, ``generation`` (id), ``path`` (its directory), ``reused`` (no build is needed).
+            The common keys, ``generation`` (id), ``directory`` (its path), ``reused`` (no build is needed).
 
         Raises:
             StateError: ``busy`` when another run's intent is there and not ``take_over``; ``refused`` when
@@ -149,7 +149,7 @@ class Generations:
             reused = change.generations[to]["status"] in ("built", "verified")
             if not reused:
                 change.make(to)
-            change.result.update(generation=to, path=self.paths.generation(to), reused=reused)
+            change.result.update(generation=to, directory=self.paths.generation(to), reused=reused)
             return change.report(
                 f"Run {run_id} {'goes to' if reused else 'builds'} {to}; {intent['from'] or 'nothing'} is "
                 "live."
