@@ -2,8 +2,8 @@
 
     python tests/tiny/build.py OUT [--no-lock]
 
-writes OUT/wheels/*.whl, OUT/profiles/<name>/profile.yml with its lock (by `bedplate lock`), and OUT/stubs/. The same
-sources, compiler and SOURCE_DATE_EPOCH give the same bytes.
+writes OUT/wheels/*.whl, OUT/profiles/<name>/profile.yml with its lock (by `bedplate lock`), and OUT/stubs/.
+The same sources, compiler and SOURCE_DATE_EPOCH give the same bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bedplate test stand-in, not PyTorch: flat tensors over bytes, as much as the rank child of Bedplate uses."""
+"""Bedplate test stand-in, not PyTorch: flat tensors over bytes, as the rank child of Bedplate uses."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import ctypes
 import os
 import struct
 
-from torch import (  # noqa: F401  torch.cuda is there without an import of its own
-    _C,
-    cuda,
-    version,
-)
+# _C: its DT_NEEDED brings libc10.so and libc10_cuda.so into the process. cuda: the real torch imports it, too.
+from torch import _C, cuda, version  # noqa: F401
 
 __version__ = version.__version__
 

@@ -1,7 +1,7 @@
 """Bedplate test stand-in, not PyTorch: an all-reduce over the processes of one machine.
 
-Rank 0 listens on a loopback port and writes it to the file of the rendezvous; the others connect, send what they
-have, and get the sum back. The additions are C (native/torch_python.cpp), so a wrong sum there is a wrong sum here.
+Rank 0 listens on a loopback port and writes it to the file of the rendezvous; the others connect, send what
+they have, and get the sum back. The additions are C (native/torch_python.cpp): a wrong sum there is one here.
 """
 
 from __future__ import annotations
