@@ -6,7 +6,7 @@ import ctypes
 import os
 import struct
 
-# _C: its DT_NEEDED brings libc10.so and libc10_cuda.so into the process. cuda: the real torch imports it, too.
+# _C: its DT_NEEDED brings libc10.so and libc10_cuda.so into the process. cuda: the real torch imports it too.
 from torch import _C, cuda, version  # noqa: F401
 
 __version__ = version.__version__
