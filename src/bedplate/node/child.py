@@ -1,0 +1,351 @@
+"""Run a probe in a child process that can hang, crash, print, fork or eat memory without harm to the caller.
+
+A probe is a module beside this one with ``main(config, answer, stage)``: ``answer(value)`` hands back its
+result (the last call counts), ``stage(name, text)`` notes how far something has come, readable even when
+the process is killed later. It runs in any interpreter, so it uses the standard library and imports nothing
+of Bedplate.
+
+What the child gets: an interpreter started with ``-I`` in a session of its own, a private directory as
+working directory, home and place for every JIT cache, an environment built from nothing, another user when
+the caller is root, no core dumps, and a time limit after which the whole session is killed. Answers come
+through files in the private directory, so what a package prints cannot be taken for one, and a process that
+keeps a pipe open holds nobody up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import pwd
+import selectors
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from . import child_start
+
+OUTPUT_LIMIT = 64 * 1024  # bytes kept of stdout and of stderr: the end, where the cause is
+RESULT_LIMIT = 4 * 1024 * 1024  # bytes of an answer or a stage that are read
+TERM_GRACE_S = 2.0  # from SIGTERM to SIGKILL
+KILL_GRACE_S = 5.0  # from SIGKILL to giving up on a process in uninterruptible sleep
+POLL_S = 0.02
+MARK = "BEDPLATE_PROBE"  # a variable whose value finds processes that left the session
+
+# Every place where the packages of the stack keep compiled code. A probe must neither use what an earlier
+# stack left there nor leave anything behind.
+CACHE_VARIABLES = (
+    "CUDA_CACHE_PATH",
+    "FLASHINFER_WORKSPACE_BASE",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TORCH_EXTENSIONS_DIR",
+    "TRITON_CACHE_DIR",
+    "XDG_CACHE_HOME",
+)
+
+
+class ChildError(Exception):
+    """The child could not be started; the text names the interpreter or the user, and the cause."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a child ended.
+
+    exit_code: its exit code; None when a signal ended it or it could not be killed.
+    signal: the name of the signal that ended it, such as "SIGSEGV"; None otherwise.
+    timed_out: it was killed because its time was over.
+    result: what the probe answered, or None: no answer, or one that is no JSON.
+    stages: the last text of each stage.
+    stdout, stderr: the last 64 KiB of each.
+    elapsed_s: wall time in seconds.
+    left_processes: how many of its processes were still there after it had ended, and were killed.
+    """
+
+    exit_code: int | None
+    signal: str | None
+    timed_out: bool
+    result: Any
+    stages: dict[str, str]
+    stdout: str
+    stderr: str
+    elapsed_s: float
+    left_processes: int
+
+    def ending(self) -> str:
+        """Return how it ended as part of a sentence, such as "died by SIGSEGV"."""
+        if self.timed_out:
+            return f"did not end in time and was killed after {self.elapsed_s:.0f} s"
+        if self.signal:
+            return f"died by {self.signal}"
+        return f"ended with exit code {self.exit_code}"
+
+
+@dataclass
+class _Output:
+    """The last bytes that came through the pipes of a process."""
+
+    process: subprocess.Popen[bytes]
+    kept: dict[str, bytes] = field(default_factory=lambda: {"stdout": b"", "stderr": b""})
+
+    def __post_init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        for name in self.kept:
+            stream = getattr(self.process, name)
+            os.set_blocking(stream.fileno(), False)
+            self._selector.register(stream, selectors.EVENT_READ, name)
+
+    def read(self, timeout_s: float) -> bool:
+        """Take what is there, waiting up to timeout_s for it; return whether there was anything."""
+        found = False
+        for key, _ in self._selector.select(timeout_s):
+            chunk = os.read(key.fd, 65536)
+            if chunk:
+                found = True
+                self.kept[key.data] = (self.kept[key.data] + chunk)[-OUTPUT_LIMIT:]
+            else:
+                self._selector.unregister(key.fileobj)
+        return found
+
+    def close(self) -> None:
+        """Take what is left, but at most one limit's worth of a writer that does not stop, and close."""
+        for _ in range(2 * OUTPUT_LIMIT // 65536 + 2):
+            if not self.read(0):
+                break
+        self._selector.close()
+        for name in self.kept:
+            getattr(self.process, name).close()
+
+    def text(self, name: str) -> str:
+        """Return what was kept of "stdout" or "stderr"."""
+        return self.kept[name].decode("utf-8", "replace")
+
+
+def run_probe(
+    probe: ModuleType,
+    config: Mapping[str, Any],
+    *,
+    python: str,
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+    user: str = "",
+    memory_bytes: int = 0,
+) -> Outcome:
+    """Run a probe module in a child of the given interpreter and return how it ended.
+
+    probe: the module; its source is taken from its loader, so it may lie in a zip file.
+    config: handed to the probe's main; JSON types only.
+    python: path of the interpreter.
+    timeout_s: seconds after which the whole session gets SIGTERM and, 2 s later, SIGKILL.
+    environment: the variables of the child; the few it cannot do without and the caches are set here.
+    user: the name of the user to run as; only root can, for everybody else it is ignored.
+    memory_bytes: limit of the private memory of each of its processes (RLIMIT_DATA); 0 for none.
+
+    Raises ChildError when the interpreter cannot be started or the user does not exist.
+    """
+    account = _account(user)
+    mark = uuid.uuid4().hex
+    directory = Path(tempfile.mkdtemp(prefix="bedplate-probe-"))
+    try:
+        start = {
+            "parent": os.getpid(),
+            "memory_bytes": memory_bytes,
+            "probe": dict(config, directory=str(directory)),
+        }
+        (directory / "start.py").write_text(_source(child_start), encoding="utf-8")
+        (directory / "probe.py").write_text(_source(probe), encoding="utf-8")
+        (directory / "config.json").write_text(json.dumps(start), encoding="utf-8")
+        owner: dict[str, Any] = {}
+        if account:
+            os.chown(directory, account.pw_uid, account.pw_gid)
+            owner = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": _groups(account)}
+        began = time.monotonic()
+        try:
+            process = subprocess.Popen(
+                [python, "-I", "-B", str(directory / "start.py")],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=directory,
+                env={**_environment(directory, environment or {}), MARK: mark},
+                start_new_session=True,
+                umask=0o077,
+                **owner,
+            )
+        except OSError as error:
+            raise ChildError(f"{python} cannot be started as {user or 'this user'}: {error}") from error
+        output = _Output(process)
+        ended = _wait(process, output, began + timeout_s)
+        if not ended:
+            _signal_session(process.pid, signal.SIGTERM)
+            _wait(process, output, time.monotonic() + TERM_GRACE_S)
+        left = _kill_rest(process, output, mark)
+        elapsed = time.monotonic() - began
+        output.close()
+        code = process.returncode
+        return Outcome(
+            exit_code=code if code is not None and code >= 0 else None,
+            signal=_signal_name(-code) if code is not None and code < 0 else None,
+            timed_out=not ended,
+            result=_read_json(directory / "result.json"),
+            stages={path.name[len("stage-") :]: _read(path) for path in _stage_files(directory)},
+            stdout=output.text("stdout"),
+            stderr=output.text("stderr"),
+            elapsed_s=round(elapsed, 3),
+            left_processes=left if ended else 0,
+        )
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def read_environment(path: Path) -> dict[str, str]:
+    """Return the variables of a generation's ``environment`` file; none when there is no such file.
+
+    The format is systemd's EnvironmentFile (systemd.exec(5)) without continuation lines: one KEY=VALUE a
+    line, blank lines and lines that begin with # or ; are comments, a pair of quotes around a value is
+    taken off.
+    """
+    variables: dict[str, str] = {}
+    if not path.is_file():
+        return variables
+    for line in path.read_text(encoding="utf-8").splitlines():
+        key, separator, value = line.strip().partition("=")
+        if separator and key and key[0] not in "#;":
+            if len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'":
+                value = value[1:-1]
+            variables[key.strip()] = value
+    return variables
+
+
+def _source(module: ModuleType) -> str:
+    """Return the source text of a module from its own loader."""
+    return inspect.getsource(module)
+
+
+def _account(user: str) -> pwd.struct_passwd | None:
+    """Return the account to change to, or None to stay. Raises ChildError when there is no such user."""
+    if not user or os.geteuid() != 0:
+        return None
+    try:
+        return pwd.getpwnam(user)
+    except KeyError:
+        raise ChildError(f"the user {user} does not exist here; the role node_tools makes it") from None
+
+
+def _groups(account: pwd.struct_passwd) -> list[int]:
+    """Return the groups of an account; video and render guard the devices of some distributions."""
+    return os.getgrouplist(account.pw_name, account.pw_gid)
+
+
+def _environment(directory: Path, extra: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a child: nothing of the caller's, the generation's, private places."""
+    return {
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "LANG": "C.UTF-8",
+        **extra,
+        **{name: str(directory / "cache") for name in CACHE_VARIABLES},
+        "HOME": str(directory),
+        "TMPDIR": str(directory),
+    }
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Tell whether a process has ended, and leave it a zombie, so that its id cannot be given to another."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _wait(process: subprocess.Popen[bytes], output: _Output, deadline: float) -> bool:
+    """Read the output until the process has ended; return False when the deadline came first."""
+    while not _has_ended(process):
+        if time.monotonic() > deadline:
+            return False
+        output.read(POLL_S)
+    return True
+
+
+def _kill_rest(process: subprocess.Popen[bytes], output: _Output, mark: str) -> int:
+    """Kill what is left of the session and of its marked descendants, reap the process, count the others."""
+    others = {pid for pid in _marked(mark) if pid != process.pid}
+    _signal_session(process.pid, signal.SIGKILL)
+    # Whatever forks while it is being killed is found in the next round.
+    for _ in range(10):
+        marked = _marked(mark)
+        if not marked:
+            break
+        for pid in marked:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        others |= {pid for pid in marked if pid != process.pid}
+        output.read(POLL_S)
+    _wait(process, output, time.monotonic() + KILL_GRACE_S)
+    process.poll()  # reaps it; returncode stays None when even SIGKILL could not end it
+    return len(others)
+
+
+def _marked(mark: str) -> list[int]:
+    """Return the ids of the running processes that carry the mark in their environment."""
+    wanted = f"{MARK}={mark}".encode()
+    return [pid for pid, environment in _environments() if wanted in environment.split(b"\0")]
+
+
+def _environments() -> Iterator[tuple[int, bytes]]:
+    """Yield process id and environment of every process whose environment may be read."""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            # Gone in between, or somebody else's and the caller is not root.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+                yield int(name), Path("/proc", name, "environ").read_bytes()
+
+
+def _signal_session(leader: int, number: signal.Signals) -> None:
+    """Send a signal to the process group that the child leads."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, number)
+
+
+def _signal_name(number: int) -> str:
+    """Return the name of a signal; real-time signals have only a number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _stage_files(directory: Path) -> list[Path]:
+    """Return the files of the stages, finished ones only."""
+    return sorted(path for path in directory.glob("stage-*") if path.suffix != ".new")
+
+
+def _read(path: Path) -> str:
+    """Return the beginning of a regular file, "" when there is none.
+
+    The directory belongs to the probe's user, who may have put anything there: links are not followed.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return ""
+        return os.read(descriptor, RESULT_LIMIT).decode("utf-8", "replace")
+    finally:
+        os.close(descriptor)
+
+
+def _read_json(path: Path) -> Any:
+    """Return the JSON value of a file, None when there is none or it is not JSON."""
+    try:
+        return json.loads(_read(path))
+    except ValueError:
+        return None
