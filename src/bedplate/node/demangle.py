@@ -1,0 +1,185 @@
+"""C++ names as people read them, and what differs between two signatures.
+
+Demangling is done by the C++ runtime (``__cxa_demangle`` of libstdc++, through ctypes); where it is absent
+the mangled name is shown as it is. Callers keep the mangled name beside the demangled one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Callable
+
+# libstdc++ limits its recursion, not its output: long names of hostile files are shown as they are.
+MAX_DEMANGLED_NAME = 16384
+
+
+@lru_cache(maxsize=1)
+def _demangler() -> Callable[[bytes], bytes | None] | None:
+    try:
+        runtime = ctypes.CDLL("libstdc++.so.6")
+        libc = ctypes.CDLL(None)
+        function = runtime.__cxa_demangle
+    except (OSError, AttributeError):
+        return None
+    function.restype = ctypes.c_void_p
+    function.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)]
+    libc.free.argtypes = [ctypes.c_void_p]
+    libc.free.restype = None
+
+    def call(mangled: bytes) -> bytes | None:
+        status = ctypes.c_int(0)
+        result = function(mangled, None, None, ctypes.byref(status))
+        if not result or status.value != 0:
+            return None
+        try:
+            return ctypes.string_at(result)
+        finally:
+            libc.free(result)
+
+    return call
+
+
+@lru_cache(maxsize=65536)
+def demangle(mangled: str) -> str:
+    """Return the C++ name of a mangled symbol.
+
+    The argument itself when it is not C++ or no demangler is there.
+    """
+    call = _demangler()
+    raw = mangled.encode("utf-8", "surrogateescape")
+    if call is None or not mangled.startswith("_Z") or len(raw) > MAX_DEMANGLED_NAME:
+        return mangled
+    result = call(raw)
+    return mangled if result is None else result.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A demangled name taken apart.
+
+    Qualified name, parameter types (None for data), and what follows (`` const``).
+    """
+
+    qualified: str
+    parameters: tuple[str, ...] | None
+    suffix: str
+
+    @property
+    def plain(self) -> str:
+        """The qualified name without template arguments."""
+        return _strip_templates(self.qualified)
+
+
+def split_signature(demangled: str) -> Signature:
+    """Take a demangled C++ name apart. The return type that templates carry is dropped."""
+    open_at = _parameter_list(demangled)
+    if open_at is None:
+        return Signature(demangled, None, "")
+    close_at = _matching(demangled, open_at)
+    head = demangled[:open_at]
+    return Signature(_last_word(head), tuple(_split(demangled[open_at + 1 : close_at])), demangled[close_at + 1 :])
+
+
+def differing(wanted: Signature, has: Signature) -> list[dict[str, object]]:
+    """Return the parameters that differ: position (from 1), wanted, has.
+
+    None where one side has no such one.
+    """
+    mine, other = wanted.parameters or (), has.parameters or ()
+    found: list[dict[str, object]] = []
+    for position in range(max(len(mine), len(other))):
+        pair = [side[position] if position < len(side) else None for side in (mine, other)]
+        if pair[0] != pair[1]:
+            found.append({"position": position + 1, "wanted": pair[0], "has": pair[1]})
+    return found
+
+
+def source_token(demangled: str) -> str:
+    """Return ``<length><identifier>`` of a symbol's last identifier, as it stands in mangled names; "" if
+    none.
+
+    Format: ``<source-name>`` of the Itanium C++ ABI, section 5.1.2.
+    """
+    plain = split_signature(demangled).plain
+    words = re.findall(r"[A-Za-z_]\w*", plain)
+    if not words or "operator" in words[-2:]:
+        words = words[: words.index("operator")] if "operator" in words else []
+    return f"{len(words[-1])}{words[-1]}" if words else ""
+
+
+def _parameter_list(text: str) -> int | None:
+    """Return where the parameter list opens.
+
+    The first top-level parenthesis that is not ``(anonymous namespace)``.
+    """
+    depth = 0
+    index = 0
+    while index < len(text):
+        char = text[index]
+        if text.startswith("operator()", index):
+            index += len("operator()")
+            continue
+        if text.startswith(("operator<<", "operator>>"), index):
+            index += len("operator<<")
+            continue
+        if text.startswith(("operator<", "operator>", "operator->"), index):
+            index += 10 if text.startswith("operator->", index) else 9
+            continue
+        if char in "<[{":
+            depth += 1
+        elif char in ">]}":
+            depth -= 1
+        elif char == "(":
+            if depth == 0 and not text.startswith("(anonymous namespace)", index):
+                return index
+            index = _matching(text, index)
+        index += 1
+    return None
+
+
+def _matching(text: str, open_at: int) -> int:
+    depth = 0
+    for index in range(open_at, len(text)):
+        depth += (text[index] == "(") - (text[index] == ")")
+        if depth == 0:
+            return index
+    return len(text) - 1
+
+
+def _split(text: str) -> list[str]:
+    parts: list[str] = []
+    depth = start = 0
+    for index, char in enumerate(text):
+        depth += (char in "(<[{") - (char in ")>]}")
+        if char == "," and depth == 0:
+            parts.append(text[start:index].strip())
+            start = index + 1
+    last = text[start:].strip()
+    return [*parts, last] if last else parts
+
+
+def _last_word(text: str) -> str:
+    """Drop a leading return type: keep what follows the last top-level blank, operators kept whole."""
+    depth = 0
+    cut = 0
+    for index, char in enumerate(text):
+        depth += (char in "(<[{") - (char in ")>]}")
+        if char == " " and depth == 0 and "operator" not in text[cut:index]:
+            cut = index + 1
+    return text[cut:]
+
+
+def _strip_templates(text: str) -> str:
+    kept = []
+    depth = 0
+    for char in text:
+        if char == "<":
+            depth += 1
+        elif char == ">" and depth:
+            depth -= 1
+        elif depth == 0:
+            kept.append(char)
+    return "".join(kept)
