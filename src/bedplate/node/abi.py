@@ -98,6 +98,7 @@ class Checker:
         self.judged: set[str] = set()
         self.driver: dict[str, set[str]] = {}
         self.torch_libraries: list[Library] = []
+        self._nearest: dict[str, str | None] = {}
 
     def preload_torch(self) -> list[Findings]:
         """Load what ``import torch`` loads, in its order; return what is wrong with it.
@@ -249,7 +250,8 @@ class Checker:
             return True  # std: the C++ runtime is always there
         at = match.start("scope")
         prefix = b"_ZN" + name[at : match.end("scope") + int(match.group("scope"))].encode()
-        return any(prefix in _string_table(library.elf) for library in root.scope() if library is not root)
+        others = (library.elf for library in root.scope() if library is not root)
+        return any(e.data.find(prefix, e.tables.strtab, e.tables.strtab + e.tables.strsz) >= 0 for e in others)
 
     # -- the nearest export
 
@@ -258,34 +260,57 @@ class Checker:
 
         Same name, other parameters.
         """
-        wanted = split_signature(demangle(mangled))
-        token = source_token(demangle(mangled))
-        if not token or wanted.parameters is None:
+        if mangled not in self._nearest:
+            self._nearest[mangled] = self._find_nearest(mangled)
+        return self._nearest[mangled]
+
+    def _find_nearest(self, mangled: str) -> str | None:
+        wanted = demangle(mangled)
+        token = source_token(wanted).encode()
+        if not token:
             return None
-        pattern = re.compile(rb"_Z[^\0]*?" + re.escape(token.encode()) + rb"[^\0]*")
-        best: tuple[tuple[int, int, int], str] | None = None
-        for library in self.torch_libraries:
-            seen = 0
-            for match in pattern.finditer(_string_table(library.elf)):
-                seen += 1
-                if seen > MAX_NEAREST_CANDIDATES:
-                    break
-                name = match.group().decode("ascii", "replace")
-                has = split_signature(demangle(name))
-                if name == mangled or has.parameters is None or has.plain != wanted.plain:
-                    continue
-                rank = (
-                    int(has.qualified != wanted.qualified),
-                    abs(len(has.parameters) - len(wanted.parameters)),
-                    len(differing(wanted, has)) + int(has.suffix != wanted.suffix),
-                )
-                if (best is None or rank < best[0]) and library.elf.lookup(match.group()):
-                    best = (rank, name)
-        return best[1] if best else None
+        candidates = (
+            os.fsdecode(name)
+            for library in self.torch_libraries
+            for name in _names_with(library.elf, token)
+            if library.elf.lookup(name)
+        )
+        return nearest_of(mangled, candidates)
 
 
-def _string_table(elf: ElfFile) -> bytes:
-    return elf.data[elf.tables.strtab : elf.tables.strtab + elf.tables.strsz]
+def nearest_of(mangled: str, candidates: Iterable[str]) -> str | None:
+    """Return the candidate with the same qualified name and the fewest other parameters, or None."""
+    wanted = split_signature(demangle(mangled))
+    best: tuple[tuple[bool, int, int], str] | None = None
+    for name in candidates:
+        has = split_signature(demangle(name))
+        if name == mangled or has.plain != wanted.plain or (has.parameters is None) != (wanted.parameters is None):
+            continue
+        rank = (
+            has.qualified != wanted.qualified,
+            abs(len(has.parameters or ()) - len(wanted.parameters or ())),
+            len(differing(wanted, has)) + (has.suffix != wanted.suffix),
+        )
+        if best is None or rank < best[0]:
+            best = (rank, name)
+    return best[1] if best else None
+
+
+def _names_with(elf: ElfFile, token: bytes) -> Iterable[bytes]:
+    """Yield the C++ names of a string table that hold ``token``, at most MAX_NEAREST_CANDIDATES of them."""
+    start = elf.tables.strtab
+    end = start + elf.tables.strsz
+    at = elf.data.find(token, start, end)
+    seen = 0
+    while at >= 0 and seen < MAX_NEAREST_CANDIDATES:
+        first = elf.data.rfind(b"\0", start, at) + 1
+        last = elf.data.find(b"\0", at, end)
+        if last < 0:
+            return
+        if elf.data[first : first + 2] == b"_Z":
+            seen += 1
+            yield bytes(elf.data[first:last])
+        at = elf.data.find(token, last, end)
 
 
 def check_environment(
