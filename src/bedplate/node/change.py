@@ -121,9 +121,7 @@ class Change:
     def fix_previous(self, wanted: str | None) -> None:
         """Make ``previous`` the wanted generation when it can be gone back to, else the best other one."""
         active = self.state["active"]
-        self.state["previous"] = (
-            wanted if wanted != active and self.usable(wanted) else self.newest_verified(active)
-        )
+        self.state["previous"] = wanted if wanted != active and self.usable(wanted) else self.newest_verified(active)
 
     def report(self, message: str) -> Json:
         """Return what every action returns."""

@@ -117,20 +117,17 @@ def read_text(path: str, limit: int = 64 << 20) -> str | None:
         if exc.errno == errno.ELOOP:
             raise StateError("corrupt", f"{path} is a symbolic link; put the file itself there.") from exc
         raise _failed(f"read {path}", exc, "Nothing was changed.") from exc
-    with os.fdopen(fd, "rb") as file:
-        info = os.fstat(file.fileno())
-        if not stat.S_ISREG(info.st_mode) or info.st_size > limit:
-            raise StateError(
-                "corrupt", f"{path} is not a file of at most {limit} bytes; move it away and look at it."
-            )
-        try:
+    info = os.fstat(fd)
+    if not stat.S_ISREG(info.st_mode) or info.st_size > limit:
+        os.close(fd)
+        raise StateError("corrupt", f"{path} is not a file of at most {limit} bytes; move it away.")
+    try:
+        with os.fdopen(fd, "rb") as file:
             return file.read().decode("utf-8")
-        except UnicodeDecodeError as exc:
-            raise StateError(
-                "corrupt", f"{path} is not UTF-8 text ({exc.reason} at byte {exc.start})."
-            ) from exc
-        except OSError as exc:
-            raise _failed(f"read {path}", exc, "Nothing was changed.") from exc
+    except UnicodeDecodeError as exc:
+        raise StateError("corrupt", f"{path} is not UTF-8 text ({exc.reason} at byte {exc.start}).") from exc
+    except OSError as exc:
+        raise _failed(f"read {path}", exc, "Nothing was changed.") from exc
 
 
 def is_real_dir(path: str) -> bool:
@@ -211,9 +208,7 @@ def discard_tree(path: str) -> bool:
     if not os.path.lexists(path):
         return False
     if not is_real_dir(path):
-        raise StateError(
-            "io", f"{path} is not a directory; nothing was removed. Look at it and move it away."
-        )
+        raise StateError("io", f"{path} is not a directory; nothing was removed. Look at it and move it away.")
     parent, name = os.path.split(path)
     trash = os.path.join(parent, TRASH + name)
     try:

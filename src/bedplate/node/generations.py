@@ -87,18 +87,12 @@ class Generations:
         elif active:
             problems.append(f"{active} is active and not on disk")
         if change.current != active and not change.current_problem:
-            problems.append(
-                f"{self.paths.current} names {change.current or 'nothing'}, the journal says {active}"
-            )
-        clean = (
-            change.usable(active) and change.intent is None and not problems and generation in ("", active)
-        )
+            problems.append(f"{self.paths.current} names {change.current or 'nothing'}, the journal says {active}")
+        clean = change.usable(active) and change.intent is None and not problems and generation in ("", active)
         if change.intent:
             message = f"{_who(change.intent)} is changing this node, at step {change.intent['step']}."
         else:
-            message = (
-                f"{active or 'No generation'} is active{'' if not problems else ', with ' + problems[0]}."
-            )
+            message = f"{active or 'No generation'} is active{'' if not problems else ', with ' + problems[0]}."
         change.result.update(clean=clean, drift=problems[: drift_of.SHOWN], drift_counts=counts)
         return change.report(message)
 
@@ -134,8 +128,9 @@ class Generations:
         _need("run_id", run_id)
         with self._changing() as change:
             self._refuse_others(change, run_id, take_over)
-            intent = change.intent
-            if intent and intent["run_id"] == run_id:
+            self._finish_decided(change, run_id)
+            intent = _mine(change, run_id)
+            if intent:
                 if generation and generation != intent["to"]:
                     raise StateError(
                         "refused",
@@ -151,8 +146,7 @@ class Generations:
                 change.make(to)
             change.result.update(generation=to, directory=self.paths.generation(to), reused=reused)
             return change.report(
-                f"Run {run_id} {'goes to' if reused else 'builds'} {to}; {intent['from'] or 'nothing'} is "
-                "live."
+                f"Run {run_id} {'goes to' if reused else 'builds'} {to}; {intent['from'] or 'nothing'} is live."
             )
 
     def _announce(
@@ -277,27 +271,17 @@ class Generations:
         """
         with self._changing() as change:
             last = change.last_run(run_id)
-            if (
-                change.intent is None
-                and last
-                and last["result"] == "active"
-                and generation in ("", last["to"])
-            ):
+            if change.intent is None and last and last["result"] == "active" and generation in ("", last["to"]):
                 return change.report(f"{last['to']} is active already.")
             if self._only_planned(change):
                 return change.report(f"{generation or 'What run ' + run_id + ' builds'} would be active.")
             intent = self._own(change, run_id, generation)
             to = intent["to"]
             entry = change.generations[to]
-            if (
-                intent["kind"] != "provision"
-                or entry["status"] not in ("built", "verified")
-                or not change.on_disk(to)
-            ):
+            if intent["kind"] != "provision" or entry["status"] not in ("built", "verified") or not change.on_disk(to):
                 raise StateError(
                     "refused",
-                    f"{to} is {entry['status']}, and only what is built and verified goes live: build it "
-                    "again.",
+                    f"{to} is {entry['status']}, and only what is built and verified goes live: build it again.",
                 )
             entry.update(status="verified", verified=now(), reason=None)
             intent.update(step=COMMIT, updated=now(), verdicts=verdicts or [])
@@ -404,9 +388,7 @@ class Generations:
             intent = self._announce(change, run_id, generation, "rollback", "", "", holder or {}, SWITCH)
             return self._go_back(change, intent, generation, reason, verdicts or [])
 
-    def _go_back(
-        self, change: Change, intent: Json, generation: str, reason: str, verdicts: list[Json]
-    ) -> Json:
+    def _go_back(self, change: Change, intent: Json, generation: str, reason: str, verdicts: list[Json]) -> Json:
         """Carry out a rollback on demand."""
         to = intent["to"]
         if generation not in ("", to):
@@ -444,18 +426,13 @@ class Generations:
                 "profile that works.",
             )
         if to == active:
-            raise StateError(
-                "refused", f"{to} is active on {self.node} already (other verified: {_list(others)})."
-            )
+            raise StateError("refused", f"{to} is active on {self.node} already (other verified: {_list(others)}).")
         if not change.usable(to):
             entry = change.generations.get(to)
-            what = (
-                "unknown here" if entry is None else entry["status"] if change.on_disk(to) else "not on disk"
-            )
+            what = "unknown here" if entry is None else entry["status"] if change.on_disk(to) else "not on disk"
             raise StateError(
                 "refused",
-                f"cannot go back to {to}: it is {what} on {self.node}. Verified: {_list(others)}. Name one "
-                "of those.",
+                f"cannot go back to {to}: it is {what} on {self.node}. Verified: {_list(others)}. Name one of those.",
             )
         found = drift_of.inspect(self.paths.generation(to))
         if found:
@@ -476,11 +453,13 @@ class Generations:
 
     def _undo(self, change: Change, run: Json, reason: str, verdicts: list[Json], holder: Json) -> Json:
         """Take back a commit of this very run, which is the last one on the node."""
-        bad, back = run["to"], run["from"]
-        if bad == back:
+        bad, back = run.get("to"), run.get("from")
+        if bad == back or bad not in change.generations:
             run.update(result="failed", reason=reason, verdicts=run["verdicts"] + verdicts)
             change.save()
-            return change.report(f"{bad} was live before run {run['run_id']} and stays: {reason}")
+            return change.report(
+                f"Run {run['run_id']} changed no generation; {change.state['active'] or 'nothing'} stays live: {reason}"
+            )
         if back is not None and not change.usable(back):
             raise StateError(
                 "refused",
@@ -492,11 +471,16 @@ class Generations:
             "run_id": run["run_id"],
             "kind": "rollback",
             "from": bad,
-            "previous": run["previous"],
+            "previous": run.get("previous"),
             "to": back,
         }
         intent.update(
-            step=UNDO, holder=holder, started=run["started"], updated=stamp, reason=reason, verdicts=verdicts
+            step=UNDO,
+            holder=holder,
+            started=run.get("started") or stamp,
+            updated=stamp,
+            reason=reason,
+            verdicts=verdicts,
         )
         change.state["intent"] = intent
         change.save()
@@ -510,12 +494,13 @@ class Generations:
         if change.current != back or change.current_problem:
             change.switch(back)
         change.state["active"] = back
-        change.generations[bad].update(status="failed", reason=intent["reason"])
+        if bad != back and bad in change.generations:
+            change.generations[bad].update(status="failed", reason=intent.get("reason"))
         change.fix_previous(intent["previous"])
         run = change.last_run(intent["run_id"])
         if run:
-            run.update(result="rolled_back", reason=intent["reason"], ended=now(), switch_ms=change.switch_ms)
-            run["verdicts"] = run["verdicts"] + intent["verdicts"]
+            run.update(result="rolled_back", reason=intent.get("reason"), ended=now())
+            run.update(switch_ms=change.switch_ms, verdicts=run["verdicts"] + intent.get("verdicts", []))
         change.state["intent"] = None
 
     # ---- after an interruption -----------------------------------------------------------------------------
@@ -585,9 +570,7 @@ class Generations:
         if problem is None and change.usable(names):
             change.state["active"] = names
             change.fix_previous(active)
-            change.settled.append(
-                f"{self.paths.current} was pointed at {names} by hand; the journal follows."
-            )
+            change.settled.append(f"{self.paths.current} was pointed at {names} by hand; the journal follows.")
         elif change.usable(active):
             change.switch(active)
             told = problem or f"{self.paths.current} named {names or 'nothing'}"
@@ -598,9 +581,7 @@ class Generations:
             if os.path.lexists(self.paths.current):
                 change.switch(None)
             change.state["active"] = None
-            change.settled.append(
-                f"{active}, which was active, is not on disk any more; nothing is live now."
-            )
+            change.settled.append(f"{active}, which was active, is not on disk any more; nothing is live now.")
         else:
             raise StateError(
                 "refused",
@@ -615,9 +596,7 @@ class Generations:
         gone = [
             name
             for name, entry in change.generations.items()
-            if entry["status"] in ("built", "verified")
-            and not change.on_disk(name)
-            and name != change.state["active"]
+            if entry["status"] in ("built", "verified") and not change.on_disk(name) and name != change.state["active"]
         ]
         for name in gone:
             del change.generations[name]
@@ -669,8 +648,7 @@ class Generations:
             elif os.path.lexists(self.paths.generations):
                 raise StateError(
                     "io",
-                    f"{self.paths.generations} is not a directory; mount or link {self.paths.root} itself "
-                    "instead.",
+                    f"{self.paths.generations} is not a directory; mount or link {self.paths.root} itself instead.",
                 )
             yield change
             if change.touched or os.path.lexists(self.paths.state):
@@ -704,13 +682,10 @@ class Generations:
             ended = f" (last: run {last['run_id']}, {last['result']})" if last else ""
             raise StateError(
                 "refused",
-                f"run {run_id} has no change under way on {self.node}{ended}; begin first, or start the run "
-                "again.",
+                f"run {run_id} has no change under way on {self.node}{ended}; begin first, or start the run again.",
             )
         if generation and generation != intent["to"]:
-            raise StateError(
-                "refused", f"run {run_id} changes {self.node} to {intent['to']}, not to {generation}."
-            )
+            raise StateError("refused", f"run {run_id} changes {self.node} to {intent['to']}, not to {generation}.")
         return intent
 
 

@@ -51,9 +51,7 @@ class Paths:
         """
         for name, path in (("root", root), ("state_dir", state_dir), ("facts_dir", facts_dir)):
             if not path.startswith("/") or ".." in path.split("/") or "\0" in path or path.strip("/") == "":
-                raise StateError(
-                    "invalid", f"{name}: {path!r} is not an absolute path below /; give one without '..'."
-                )
+                raise StateError("invalid", f"{name}: {path!r} is not an absolute path below /; give one without '..'.")
         return cls(os.path.realpath(root), os.path.realpath(state_dir), os.path.realpath(facts_dir))
 
     @property
@@ -125,6 +123,10 @@ def _text_or_none(value: object) -> bool:
     return value is None or isinstance(value, str)
 
 
+def _known_or_none(name: object, generations: dict[str, Any]) -> bool:
+    return name is None or (isinstance(name, str) and name in generations)
+
+
 def _problem(state: Any) -> str | None:
     """Say what is wrong with a parsed state.json, or None. Hostile input must not get past here."""
     if not isinstance(state, dict):
@@ -139,29 +141,30 @@ def _problem(state: Any) -> str | None:
             return f"{name[:100]!r} is no generation id"
         if not isinstance(entry, dict) or entry.get("status") not in STATUSES:
             return f"generation {name} has no known status"
-        if not all(
-            _text_or_none(entry.get(key)) for key in ("profile", "target", "created", "verified", "reason")
-        ):
+        if not all(_text_or_none(entry.get(key)) for key in ("profile", "target", "created", "verified", "reason")):
             return f"generation {name} has a field that is not text"
     for key in ("active", "previous"):
-        if key not in state or not (state[key] is None or state[key] in generations):
+        if key not in state or not _known_or_none(state[key], generations):
             return f"{key} names no known generation"
     if intent is not None:
         texts = ("run_id", "kind", "step", "started")
         if not isinstance(intent, dict) or not all(isinstance(intent.get(key), str) for key in texts):
             return "the intent is incomplete"
-        named = [intent.get(key) for key in ("from", "to")]
-        if not all(name is None or (isinstance(name, str) and name in generations) for name in named):
+        if not all(_known_or_none(intent.get(key), generations) for key in ("from", "to")):
             return "the intent names no known generation"
+        if intent.get("to") is None and intent["step"] != "undo":
+            return "the intent goes nowhere"
         if not isinstance(intent.get("holder"), dict):
             return "the intent has no holder"
+        if not isinstance(intent.get("verdicts", []), list) or not _text_or_none(intent.get("reason")):
+            return "the intent is incomplete"
     for run in runs:
-        if (
-            not isinstance(run, dict)
-            or not isinstance(run.get("run_id"), str)
-            or run.get("result") not in RESULTS
-        ):
+        if not isinstance(run, dict) or not isinstance(run.get("run_id"), str) or run.get("result") not in RESULTS:
             return "a run is incomplete"
+        if not all(_text_or_none(run.get(key)) for key in ("kind", "from", "previous", "to", "started")):
+            return "a run has a field that is not text"
+        if not isinstance(run.get("verdicts"), list):
+            return "a run has no list of verdicts"
     return None
 
 
@@ -207,8 +210,7 @@ def public(state: dict[str, Any]) -> dict[str, Any]:
             name: {key: entry.get(key) for key in ("status", "profile", "target")}
             for name, entry in state["generations"].items()
         },
-        "intent": intent
-        and {key: intent.get(key) for key in ("run_id", "kind", "from", "to", "step", "started")},
+        "intent": intent and {key: intent.get(key) for key in ("run_id", "kind", "from", "to", "step", "started")},
         "last_run": (
             {key: runs[-1].get(key) for key in ("run_id", "kind", "from", "to", "result", "reason", "ended")}
             if runs

@@ -52,9 +52,7 @@ def locked(path: str, timeout_s: float) -> Iterator[None]:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as exc:
-        raise StateError(
-            "io", f"cannot open the lock {path}: {exc.strerror}. Repair that and run again."
-        ) from exc
+        raise StateError("io", f"cannot open the lock {path}: {exc.strerror}. Repair that and run again.") from exc
     try:
         deadline = time.monotonic() + timeout_s
         while True:

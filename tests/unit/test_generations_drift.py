@@ -1,0 +1,120 @@
+"""What counts as a change to a sealed environment, and that looking for it is quick."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from generation_tools import install
+
+from bedplate.node.drift import inspect, write_manifest
+from bedplate.node.durable import StateError
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Path:
+    install(str(tmp_path))
+    (tmp_path / "venv" / "bin" / "python").symlink_to("/proc/self/exe")
+    write_manifest(str(tmp_path))
+    return tmp_path
+
+
+def site(generation: Path) -> Path:
+    return generation / "venv" / "lib" / "python3.11" / "site-packages"
+
+
+def test_untouched(sealed: Path) -> None:
+    assert not inspect(str(sealed))
+    (site(sealed) / "dist0" / "__pycache__").mkdir()
+    (site(sealed) / "dist0" / "__pycache__" / "m0.cpython-311.pyc").write_bytes(b"x")
+    (site(sealed) / "__pycache__").mkdir()
+    (sealed / "cache").mkdir()
+    assert not inspect(str(sealed)), "bytecode and caches are no change"
+
+
+def edit(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "counts", "item"),
+    [
+        (lambda s: edit(site(s) / "dist1" / "m2.py", "longer"), {"file_changed": 1}, "dist1/m2.py: 6 bytes, RECORD"),
+        (lambda s: (time.sleep(0.02), edit(site(s) / "dist1" / "m2.py", "!!")), {"file_changed": 1}, "after the build"),
+        (lambda s: (site(s) / "dist0" / "m1.py").unlink(), {"file_missing": 1}, "dist0/m1.py: missing"),
+        (lambda s: (s / "venv/bin/dist1").unlink(), {"file_missing": 1}, "bin/dist1: missing"),
+        (lambda s: (s / "venv/bin/python").unlink(), {"file_missing": 1}, "interpreter"),
+        (lambda s: os.rename(site(s) / "dist0-1.0.dist-info", site(s) / "dist0-2.0.dist-info"),
+         {"dist_missing": 1, "dist_extra": 1, "file_missing": 1}, "dist0-1.0.dist-info: was installed and is gone"),
+        (lambda s: (site(s) / "new-1.0.dist-info").mkdir(), {"dist_extra": 1}, "not installed by Bedplate"),
+        (lambda s: (site(s) / "evil.pth").write_text("import os"), {"entry_extra": 1}, "evil.pth: was added"),
+        (lambda s: os.rename(site(s) / "dist0", s / "away"), {"entry_missing": 1, "file_missing": 3}, "dist0: is gone"),
+        (lambda s: (s / "manifest.json").unlink(), {"manifest": 1}, "missing or damaged"),
+        (lambda s: (s / "manifest.json").write_text('{"dists": 3}'), {"manifest": 1}, "missing or damaged"),
+        (lambda s: (s / "manifest.json").write_bytes(b"\xff{"), {"manifest": 1}, "missing or damaged"),
+    ],
+)  # fmt: skip
+def test_changes(sealed: Path, change: object, counts: dict[str, int], item: str) -> None:
+    change(sealed)  # type: ignore[operator]
+    drift = inspect(str(sealed))
+    assert drift.counts == counts
+    assert item in drift.items[0]
+    assert drift.items[0] in drift.sentence()
+
+
+def test_a_file_replaced_by_a_link_is_a_change(sealed: Path) -> None:
+    path = site(sealed) / "dist0" / "m2.py"
+    path.rename(sealed / "aside")
+    path.symlink_to(sealed / "aside")
+    assert inspect(str(sealed)).items == ["lib/python3.11/site-packages/dist0/m2.py: not a regular file"]
+
+
+def test_an_edited_record_is_a_change(sealed: Path) -> None:
+    with (site(sealed) / "dist0-1.0.dist-info" / "RECORD").open("a") as file:
+        file.write("dist0/extra.py,,\n")
+    assert inspect(str(sealed)).counts["dist_changed"] == 1
+
+
+def test_two_wheels_that_own_one_file_are_no_change(tmp_path: Path) -> None:
+    base = Path(install(str(tmp_path)))
+    with (base / "dist1-1.0.dist-info" / "RECORD").open("a") as file:
+        file.write("dist0/m1.py,sha256=x,999\n")
+    assert len(write_manifest(str(tmp_path))["known"]) == 1
+    assert not inspect(str(tmp_path))
+
+
+def test_records_that_point_outside_are_not_followed(tmp_path: Path) -> None:
+    base = Path(install(str(tmp_path)))
+    with (base / "dist1-1.0.dist-info" / "RECORD").open("a") as file:
+        file.write('/etc/passwd,sha256=x,1\n../../../../../../../etc/passwd,sha256=x,1\n"odd\n,,\nonly-one\n')
+    manifest = write_manifest(str(tmp_path))
+    assert manifest["known"] == {}
+    assert manifest["files"] == 10
+
+
+def test_only_the_first_twenty_are_named(sealed: Path) -> None:
+    install(str(sealed), dists=40)
+    drift = inspect(str(sealed))
+    assert len(drift.items) == 20
+    assert drift.counts["dist_extra"] == 38
+
+
+def test_nothing_installed_cannot_be_sealed(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="holds no installed distribution"):
+        write_manifest(str(tmp_path))
+
+
+def test_25000_files_are_quick(tmp_path: Path) -> None:
+    install(str(tmp_path), dists=50, files=500)
+    assert write_manifest(str(tmp_path))["files"] == 25100
+    best = min(timed(str(tmp_path)) for _ in range(3))
+    print(f"drift of 25,100 files: {best:.3f} s")
+    assert best < 0.5, "0.3 s wanted; room for a busy machine"
+
+
+def timed(generation: str) -> float:
+    start = time.perf_counter()
+    assert not inspect(generation)
+    return time.perf_counter() - start
