@@ -137,9 +137,7 @@ class Profile:
     def lock_command(self) -> str:
         """Return the command that locks this profile, ready to paste."""
         known = {directory.resolve() for directory in default_directories()}
-        place = (
-            "" if self.path.parent.resolve() in known else f" --profiles {shlex.quote(str(self.path.parent))}"
-        )
+        place = "" if self.path.parent.resolve() in known else f" --profiles {shlex.quote(str(self.path.parent))}"
         return f"`bedplate lock {self.name}{place}`"
 
     def lock_problem(self) -> str | None:

@@ -139,9 +139,7 @@ class Stack(_Strict):
         for pin, by_target in self.hashes.items():
             for target in by_target:
                 if target not in self.targets:
-                    raise ValueError(
-                        f"hashes of `{pin}` name the target {target}, which `targets` does not list"
-                    )
+                    raise ValueError(f"hashes of `{pin}` name the target {target}, which `targets` does not list")
         return self
 
 
