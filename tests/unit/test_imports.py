@@ -1,0 +1,277 @@
+"""Each failure here has a real cause: real broken shared objects, real crashes, the real loader's words."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import textwrap
+from pathlib import Path
+
+import pytest
+import tiny_stack
+
+from bedplate.node.child import read_environment
+from bedplate.node.imports import check_import, check_imports
+from bedplate.node.verdicts import Verdict
+
+OLD = "_ZN3c104cuda29c10_cuda_check_implementationEiPKcS2_ib"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_stack.build_wheels(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def generation(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_stack.make_generation(tmp_path_factory.mktemp("generations") / "good", tiny)
+
+
+def run(generation: Path, module: str, **kwargs: object) -> Verdict:
+    arguments = {"timeout_s": 30.0, "environment": read_environment(generation / "environment"), **kwargs}
+    return check_import(module, python=str(generation / "venv/bin/python"), **arguments)
+
+
+def package(generation: Path, name: str, body: str) -> Path:
+    """Put a package with the given __init__.py into the generation; return its directory."""
+    directory = tiny_stack.site_packages(generation) / name
+    directory.mkdir()
+    (directory / "__init__.py").write_text(textwrap.dedent(body))
+    return directory
+
+
+def extension(directory: Path, name: str, code: str, *options: str) -> Path:
+    """Compile a real extension module with the given C++ in it."""
+    source = directory / f"{name}.cpp"
+    source.write_text(f'#include "{tiny_stack.TINY}/native/python_abi.h"\n{code}\nEMPTY_MODULE({name})\n')
+    output = directory / f"{name}.abi3.so"
+    subprocess.run(
+        ["g++", "-shared", "-fPIC", "-o", str(output), str(source), "-Wl,--no-as-needed", *options], check=True
+    )
+    return output
+
+
+def test_a_good_stack_imports_and_says_what_it_loaded(generation: Path) -> None:
+    torch, kernel = check_imports(
+        ["torch", "sgl_kernel"],
+        python=str(generation / "venv/bin/python"),
+        timeout_s=30,
+        environment=read_environment(generation / "environment"),
+    )
+    assert (torch.code, torch.status, torch.subject) == ("import.ok", "pass", "torch"), torch
+    assert torch.evidence["version"] == "2.9.1+tiny"
+    assert torch.evidence["cuda"] == "12.8"
+    assert (kernel.code, kernel.status) == ("import.ok", "pass"), kernel
+    assert kernel.evidence["versions"] == {"torch": "2.9.1+tiny", "sgl-kernel": "0.3.21+tiny"}
+    assert kernel.message.endswith(", version 0.3.21+tiny.")
+    site = tiny_stack.site_packages(generation)
+    assert kernel.evidence["libraries"]["libc10.so"] == [str((site / "torch/lib/libc10.so").resolve())]
+
+
+def test_the_incident_names_the_symbol(tiny: Path, tmp_path: Path) -> None:
+    generation = tiny_stack.make_generation(tmp_path / "g", tiny, torch="2.10.0+tiny")
+    verdict = run(generation, "sgl_kernel")
+    assert (verdict.code, verdict.status, verdict.layer) == ("import.undefined_symbol", "fail", "stack")
+    assert verdict.evidence["symbol"] == OLD
+    assert verdict.evidence["file"].endswith("sgl_kernel/common_ops.abi3.so")
+    assert verdict.message == (
+        "common_ops.abi3.so needs "
+        "c10::cuda::c10_cuda_check_implementation(int, char const*, char const*, int, bool), "
+        "which no loaded library defines. Installed is torch 2.10.0+tiny."
+    )
+    assert "loader" not in verdict.evidence  # the text had it, so nobody was asked
+
+
+def test_a_swallowed_undefined_symbol_is_asked_from_the_loader(generation: Path) -> None:
+    directory = package(
+        generation,
+        "swallows",
+        """
+        import torch
+        try:
+            from . import ops
+        except ImportError:
+            pass
+        try:
+            ops
+        except NameError:
+            raise RuntimeError("operator swallows::norm does not exist") from None
+        """,
+    )
+    extension(directory, "ops", "namespace at { void norm(long); }\nvoid use() { at::norm(1); }")
+    verdict = run(generation, "swallows")
+    assert verdict.code == "import.undefined_symbol"
+    assert verdict.evidence["demangled"] == "at::norm(long)"
+    assert verdict.evidence["loader"][0]["file"].endswith("swallows/ops.abi3.so")
+
+
+def test_the_loader_is_asked_with_torch_loaded_and_survives_a_crashing_file(generation: Path) -> None:
+    directory = package(generation, "hides", "raise RuntimeError('no backend')")
+    site = tiny_stack.site_packages(generation)
+    extension(directory, "good", "", f"-L{site}/torch/lib", "-lc10_cuda")  # no RPATH: only torch helps it
+    extension(directory, "worse", "#include <cstdlib>\n__attribute__((constructor)) void x() { abort(); }")
+    verdict = run(generation, "hides")
+    assert verdict.code == "import.error"
+    assert verdict.message == "The import raised RuntimeError: no backend"
+    assert verdict.evidence["loader"] == [
+        {"file": str((directory / "worse.abi3.so").resolve()), "error": "loading it died by signal 6"}
+    ]
+
+
+def test_an_error_in_the_chain_is_found_under_other_words(generation: Path) -> None:
+    directory = package(
+        generation,
+        "chained",
+        """
+        try:
+            from . import ops
+        except ImportError as error:
+            raise RuntimeError("reinstall chained") from error
+        """,
+    )
+    extension(directory, "ops", 'extern "C" void missing_one();\nvoid use() { missing_one(); }')
+    verdict = run(generation, "chained")
+    assert (verdict.code, verdict.evidence["symbol"]) == ("import.undefined_symbol", "missing_one")
+
+
+def test_a_fallback_that_is_missing_too_does_not_hide_the_cause(generation: Path) -> None:
+    directory = package(
+        generation,
+        "fallback",
+        "try:\n    from . import ops\nexcept ImportError:\n    import fallback_of_fallback\n",
+    )
+    extension(directory, "ops", 'extern "C" void missing_two();\nvoid use() { missing_two(); }')
+    assert run(generation, "fallback").evidence["symbol"] == "missing_two"
+
+
+def test_a_missing_library_is_named(generation: Path, tmp_path: Path) -> None:
+    subprocess.run(
+        ["gcc", "-shared", "-o", str(tmp_path / "libnvrtc.so.12"), "-xc", "/dev/null", "-Wl,-soname,libnvrtc.so.12"],
+        check=True,
+    )
+    directory = package(generation, "needs_library", "from . import ops")
+    extension(directory, "ops", "", str(tmp_path / "libnvrtc.so.12"))
+    verdict = run(generation, "needs_library")
+    assert (verdict.code, verdict.evidence["library"]) == ("import.missing_library", "libnvrtc.so.12")
+    assert "CUDA packages" in verdict.action
+
+
+def test_a_missing_symbol_version_is_a_library_too_old(generation: Path, tmp_path: Path) -> None:
+    def library(version: str, directory: Path) -> Path:
+        directory.mkdir()
+        (directory / "map").write_text(f"{version} {{ global: thing; }};")
+        (directory / "x.c").write_text("int thing(void) { return 1; }")
+        output = directory / "libthing.so.1"
+        subprocess.run(
+            [
+                "gcc",
+                "-shared",
+                "-fPIC",
+                "-o",
+                str(output),
+                str(directory / "x.c"),
+                f"-Wl,--version-script={directory}/map",
+                "-Wl,-soname,libthing.so.1",
+            ],
+            check=True,
+        )
+        return output
+
+    new = library("THING_2.0", tmp_path / "new")
+    old = library("THING_1.0", tmp_path / "old")
+    directory = package(generation, "needs_newer", "from . import ops")
+    code = 'extern "C" int thing();\nint use() { return thing(); }'
+    extension(directory, "ops", code, str(new), f"-Wl,-rpath,{old.parent}")
+    verdict = run(generation, "needs_newer")
+    assert (verdict.code, verdict.evidence["version"]) == ("import.missing_library", "THING_2.0")
+    assert "too old" in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "missing"),
+    [("absent", None, "absent"), ("needs_numpy", "import nosuchnumpy.linalg", "nosuchnumpy")],
+)
+def test_a_missing_module_is_named(generation: Path, name: str, body: str, missing: str) -> None:
+    if body:
+        package(generation, name, body)
+    verdict = run(generation, name)
+    assert (verdict.code, verdict.evidence["module"]) == ("import.missing_module", missing)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "flashinfer-cubin version (0.6.2) does not match flashinfer version (0.6.3). Please install ...",
+        "Detected that PyTorch and torchvision were compiled with mismatched CUDA versions",
+        "incompatible torch version 2.10",
+    ],
+)
+def test_a_version_mismatch_is_told_in_the_words_of_the_package(generation: Path, text: str) -> None:
+    name = f"mismatch_{len(text)}"
+    package(generation, name, f"raise RuntimeError({text!r})")
+    verdict = run(generation, name)
+    assert verdict.code == "import.version_mismatch"
+    assert text[:40] in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "ending"),
+    [
+        ("segfaults", "import ctypes; ctypes.string_at(0)", "died by SIGSEGV"),
+        ("aborts", "import os; os.abort()", "died by SIGABRT"),
+        ("prints_and_leaves", "import os; print('all good', flush=True); os._exit(0)", "ended with exit code 0"),
+    ],
+)
+def test_an_import_that_ends_the_process_is_a_crash(generation: Path, name: str, body: str, ending: str) -> None:
+    package(generation, name, body)
+    verdict = run(generation, name)
+    assert (verdict.code, verdict.status) == ("import.crash", "fail")
+    assert ending in verdict.message
+    assert verdict.evidence["stage"] == f"importing {name}"
+
+
+def test_the_crashing_kernel_build(tiny: Path, tmp_path: Path) -> None:
+    generation = tiny_stack.make_generation(tmp_path / "g", tiny, kernel="0.3.21+tiny.crash")
+    verdict = run(generation, "sgl_kernel")
+    assert (verdict.code, verdict.evidence["signal"]) == ("import.crash", "SIGABRT")
+    assert "sgl_kernel/__init__.py" in verdict.evidence["stderr"]  # the fault handler's traceback
+
+
+def test_a_hang_is_a_timeout_that_shows_where(generation: Path) -> None:
+    package(generation, "hangs", "import time\ntime.sleep(100)")
+    verdict = run(generation, "hangs", timeout_s=1.5)
+    assert verdict.code == "import.timeout"
+    assert "hangs/__init__.py" in verdict.evidence["stderr"]
+
+
+def test_system_exit_in_a_package_is_an_error(generation: Path) -> None:
+    package(generation, "exits", "import sys; print('usage: ...'); sys.exit(0)")
+    verdict = run(generation, "exits")
+    assert (verdict.code, verdict.message) == ("import.error", "The import raised SystemExit: 0")
+
+
+def test_an_import_that_leaves_a_process_passes_and_says_so(generation: Path) -> None:
+    package(generation, "leaves", "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)")
+    verdict = run(generation, "leaves")
+    assert (verdict.code, verdict.evidence["left_processes"]) == ("import.ok", 1)
+
+
+def test_an_import_that_fills_memory_is_stopped(generation: Path) -> None:
+    package(generation, "eats", "x = []\nwhile True: x.append(bytearray(1 << 24))")
+    verdict = run(generation, "eats", memory_bytes=1 << 28)
+    assert (verdict.code, verdict.message) == ("import.error", "The import raised MemoryError")
+
+
+def test_an_exception_that_cannot_be_shown(generation: Path) -> None:
+    package(generation, "odd", "class E(Exception):\n    def __str__(self): raise ValueError\nraise E")
+    assert run(generation, "odd").code == "import.error"
+
+
+def test_the_environment_of_the_caller_does_not_reach_the_import(
+    generation: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "only_here.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert run(generation, "only_here").code == "import.missing_module"
+    assert os.listdir(tmp_path) == ["only_here.py"]
