@@ -61,9 +61,7 @@ def problems(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]
         found.append("bedplate_profile is not set: name a profile (`bedplate profile list` shows them).")
     source, location = given.get("bedplate_wheels_source"), str(given.get("bedplate_wheels_location") or "")
     if source == "mirror" and not location.startswith(("http://", "https://")):
-        found.append(
-            f"bedplate_wheels_source is mirror: bedplate_wheels_location must be a URL, is `{location}`."
-        )
+        found.append(f"bedplate_wheels_source is mirror: bedplate_wheels_location must be a URL, is `{location}`.")
     if source == "directory" and not location.startswith("/"):
         found.append(
             "bedplate_wheels_source is directory: bedplate_wheels_location must be an absolute path on the "

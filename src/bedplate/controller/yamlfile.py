@@ -47,9 +47,7 @@ class YamlFile:
 
     def _visit(self, node: yaml.Node, location: Location, seen: set[int]) -> None:
         if id(node) in seen:
-            raise BedplateError(
-                f"{self.path}:{node.start_mark.line + 1}: aliases (`*name`) are not allowed here"
-            )
+            raise BedplateError(f"{self.path}:{node.start_mark.line + 1}: aliases (`*name`) are not allowed here")
         seen.add(id(node))
         self._lines.setdefault(location, node.start_mark.line + 1)
         if isinstance(node, yaml.SequenceNode):
@@ -63,8 +61,7 @@ class YamlFile:
                 inner = (*location, str(key.value))
                 if inner in self._lines:
                     raise BedplateError(
-                        f"{self.path}:{line}: key `{key.value}` is given twice, "
-                        f"first in line {self._lines[inner]}"
+                        f"{self.path}:{line}: key `{key.value}` is given twice, first in line {self._lines[inner]}"
                     )
                 self._lines[inner] = line
                 self._visit(value, inner, seen)
