@@ -24,8 +24,7 @@ version_added: "0.1.0"
 short_description: Read a profile, with its lock, after checking both
 description:
   - Returns all that a role needs to put a profile on a node of one target.
-  - Fails when the profile is unknown, has a mistake, is marked refused, or when its lock is missing, does
-  not match the
+  - Fails when the profile is unknown, has a mistake, is marked refused, or when its lock is missing, does not match the
     profile or was changed; the message names the file and the next command.
   - Reads the controller's files only.
 options:
@@ -39,8 +38,7 @@ options:
   profiles:
     description:
       - Directories that hold profiles, the first hit wins.
-      - By default the environment variable E(BEDPLATE_PROFILES), else the C(profiles) directory of the
-      project.
+      - By default the environment variable E(BEDPLATE_PROFILES), else the C(profiles) directory of the project.
     type: list
     elements: str
     default: []

@@ -21,9 +21,8 @@ author: Bedplate contributors
 version_added: "0.1.0"
 short_description: Identify the running ansible-playbook process
 description:
-  - Returns the same answer from every worker and every host of one ansible-playbook process, and no other
-  run's answer. - A node stores the holder while it is being changed, so that a later run can tell whether
-  that change still goes on
+  - Returns the same answer from every worker and every host of one ansible-playbook process, and no other run's answer.
+  - A node stores the holder while it is being changed, so that a later run can tell whether that change still goes on
     (filter P(bedplate_holder_alive#filter)).
 options:
   _terms:
