@@ -1,0 +1,339 @@
+"""The collective probe: import torch once, fork the ranks of each rank count, and have them all-reduce.
+
+Runs in the interpreter of the generation through child.py. Besides the standard library it uses only
+``torch`` and ``torch.distributed``, and of those only what DESIGN's tiny stand-in has, too.
+
+Why fork: importing torch is what this check costs, seconds of a CPU for each process. Here it is imported
+once and every rank is a fork of that process, made before anything touched CUDA, which is when forking is
+allowed. Each rank count gets fresh processes, a rendezvous and a process group of its own; nothing of a
+smaller or larger group is reused (``new_group`` would share the transport set up for the largest), because
+a pass at 8 ranks proves nothing about 2.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import math
+import os
+import signal
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+Stage = Callable[[str, str], None]
+
+# Elements after which a pattern repeats: prime, so that no chunk of an algorithm (a power of two) starts
+# the pattern anew, and chunks that change places are seen.
+PERIOD = 1021
+
+# name: bytes of an element, upper bound of a sum so that it is exact in that type. bfloat16 holds every
+# integer to 256, float32 every one to 2**24 (8 and 24 bits of significand); 2**48 in int64 is past 32 bits
+# on purpose.
+DTYPES = {"int64": (8, 1 << 48), "float32": (4, 1 << 24), "bfloat16": (2, 256)}
+
+FAILURE_GRACE_S = 2.0  # after a rank has failed: time for the others to say what they saw
+TERM_GRACE_S = 2.0  # after SIGTERM, all ranks together: time to print where they are
+KILL_GRACE_S = 5.0  # after SIGKILL: time for the kernel to end a process
+REPEATS = 5  # timed all-reduces at the largest size
+REPEAT_LIMIT_S = 5.0  # but no new one after this many seconds
+
+
+class UnavailableError(Exception):
+    """This backend cannot be used on this node; the text says why."""
+
+
+def values(dtype: str, rank: int, ranks: int) -> list[int]:
+    """Return the ``PERIOD`` integers that a rank contributes: they depend on position and rank, and look
+    random.
+
+    The finaliser is that of splitmix64 (Steele, Lea, Flood 2014). Every value is below bound/ranks, so each
+    partial sum over ranks is exact, in whatever order it is made.
+    """
+    below = DTYPES[dtype][1] // ranks
+    result = []
+    for position in range(PERIOD):
+        bits = (position * 0x9E3779B97F4A7C15 + (rank + 1) * 0xD1B54A32D192ED03) % (1 << 64)
+        bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9 % (1 << 64)
+        bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB % (1 << 64)
+        result.append((bits ^ (bits >> 31)) % below)
+    return result
+
+
+def pack(dtype: str, numbers: list[int]) -> bytes:
+    """Return integers as little-endian elements. A bfloat16 is the upper half of the float32 of the same value."""
+    if dtype == "int64":
+        return struct.pack(f"<{len(numbers)}q", *numbers)
+    raw = struct.pack(f"<{len(numbers)}f", *numbers)
+    if dtype == "float32":
+        return raw
+    return b"".join(raw[at + 2 : at + 4] for at in range(0, len(raw), 4))
+
+
+def tile(pattern: bytes, size: int) -> bytearray:
+    """Return size bytes of the pattern repeated."""
+    return bytearray((pattern * (size // len(pattern) + 1))[:size])
+
+
+def sizes(max_bytes: int) -> list[int]:
+    """Return the message sizes in bytes, multiples of 8, ascending: 8 to max_bytes in steps of 8, and 512
+    KiB.
+
+    512 KiB and just past it are there by name because NCCL 2.26.2 failed from that size on (nccl#2418).
+    """
+    largest = max(8, max_bytes - max_bytes % 8)
+    wanted = {8**power for power in range(1, 22)} | {512 * 1024, 512 * 1024 + 8}
+    return sorted({size for size in wanted if size < largest} | {largest})
+
+
+def first_difference(torch: Any, got: Any, want: Any) -> int:
+    """Return the first index at which two tensors of one length differ, by halving; they must differ."""
+    start, end = 0, len(got)
+    while end - start > 1:
+        middle = (start + end) // 2
+        if torch.equal(got[start:middle], want[start:middle]):
+            start = middle
+        else:
+            end = middle
+    return start
+
+
+def run_rank(
+    torch: Any, config: dict[str, Any], rank: int, ranks: int, rendezvous: str, note: Callable[[str], None]
+) -> dict[str, Any]:
+    """Be one rank: meet the others, all-reduce every size and type, compare, time the largest.
+
+    Returns {"wrong": [{dtype, bytes, index, got, want}], "seconds": [of each timed all-reduce]}. A rank that
+    found a wrong sum goes on, or the others would wait for it.
+    """
+    dist = torch.distributed
+    device, synchronize = "cpu", _nothing
+    if config["backend"] == "nccl":
+        count = torch.cuda.device_count()
+        if count < ranks:
+            raise UnavailableError(f"{ranks} ranks need a GPU each, and torch sees {count}")
+        torch.cuda.set_device(rank)
+        device, synchronize = f"cuda:{rank}", torch.cuda.synchronize
+    note("meeting the other ranks")
+    dist.init_process_group(
+        config["backend"],
+        init_method=f"file://{rendezvous}",
+        rank=rank,
+        world_size=ranks,
+        # Beyond the limit of the caller: whoever hangs is to be found hanging, with its stage.
+        timeout=timedelta(seconds=2 * config["timeout_s"]),
+    )
+    all_sizes = sizes(config["max_bytes"])
+    wrong: list[dict[str, Any]] = []
+    seconds: list[float] = []
+    for name, (width, _) in DTYPES.items():
+        note(f"preparing {name}")
+        dtype = getattr(torch, name)
+        contributions = [values(name, other, ranks) for other in range(ranks)]
+        source_bytes = tile(pack(name, contributions[rank]), all_sizes[-1])
+        want_bytes = tile(pack(name, [sum(column) for column in zip(*contributions)]), all_sizes[-1])
+        source = torch.frombuffer(source_bytes, dtype=dtype).to(device)
+        want = torch.frombuffer(want_bytes, dtype=dtype).to(device)
+        work = source.clone()
+        for size in all_sizes:
+            end = size // width
+            timed = name == "float32" and size == all_sizes[-1]
+            began = time.monotonic()
+            for repeat in range(1 + (REPEATS if timed else 0)):  # the first one is the warm-up
+                note(f"all-reduce of {size} bytes of {name}" + (f", repeat {repeat}" if repeat else ""))
+                work[:end].copy_(source[:end])
+                if timed:
+                    synchronize()
+                    dist.barrier()
+                start = time.monotonic()
+                dist.all_reduce(work[:end])
+                synchronize()
+                if repeat:
+                    seconds.append(time.monotonic() - start)
+                if not torch.equal(work[:end], want[:end]):
+                    index = first_difference(torch, work[:end], want[:end])
+                    found = {"dtype": name, "bytes": size, "index": index}
+                    wrong.append({**found, "got": _plain(work[index]), "want": _plain(want[index])})
+                # All ranks must agree on how many they do, so the clock of one cannot decide.
+                if timed and _too_long(torch, dist, device, time.monotonic() - began):
+                    break
+    note("leaving")
+    dist.barrier()
+    dist.destroy_process_group()
+    return {"wrong": wrong[:10], "seconds": seconds}
+
+
+def _plain(element: Any) -> int | float | str:
+    """Return the number in a tensor of one element; what JSON does not know, such as nan, as text."""
+    number: int | float = element.item()
+    return number if math.isfinite(number) else str(number)
+
+
+def _nothing() -> None:
+    """Stand where the CPU has nothing to wait for."""
+
+
+def _too_long(torch: Any, dist: Any, device: str, elapsed_s: float) -> bool:
+    """Tell on every rank alike whether any rank has been repeating beyond the limit."""
+    flag = torch.frombuffer(bytearray(struct.pack("<q", elapsed_s > REPEAT_LIMIT_S)), dtype=torch.int64).to(device)
+    dist.all_reduce(flag)
+    return bool(flag[0].item())
+
+
+def rank_process(torch: Any, config: dict[str, Any], arm: dict[str, Any], rank: int, stage: Stage) -> None:
+    """Run one rank in this process, which is a fork, and leave its result in the directory."""
+    # The kernel ends the rank with the process that forked it; linux/prctl.h, PR_SET_PDEATHSIG.
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != arm["launcher"]:
+        os._exit(1)
+    os.environ.update(arm["environment"])
+    name = f"{arm['name']}.{rank}"
+    try:
+        result = run_rank(torch, config, rank, arm["ranks"], arm["rendezvous"], lambda text: stage(name, text))
+    except UnavailableError as error:
+        result = {"unavailable": str(error)}
+    except BaseException as error:  # noqa: BLE001  whatever ends a rank is its result
+        traceback.print_exc()
+        result = {"error": f"{type(error).__name__}: {error}"[:2000], "time": time.monotonic()}
+    path = os.path.join(config["directory"], f"rank-{name}")
+    with open(path + ".new", "w", encoding="utf-8") as stream:
+        json.dump(result, stream)
+    os.replace(path + ".new", path)
+
+
+def run_arm(torch: Any, config: dict[str, Any], arm: dict[str, Any], stage: Stage) -> dict[str, Any]:
+    """Fork the ranks of one rank count and wait for them, at most ``timeout_s`` seconds.
+
+    Returns {"ranks": count, "arm": name, "timed_out": bool, "seconds": wall time, "results": one per rank};
+    a result is what ``run_rank`` returned, or has error, unavailable, signal or exit_code. ``time`` is when
+    it was noticed.
+    """
+    began = time.monotonic()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    running: dict[int, int] = {}
+    for rank in range(arm["ranks"]):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                rank_process(torch, config, arm, rank, stage)
+            finally:
+                sys.stderr.flush()
+                os._exit(0)
+        running[pid] = rank
+    results: list[dict[str, Any]] = [{} for _ in running]
+    deadline = began + config["timeout_s"]
+    timed_out = False
+    while running:
+        for pid, rank in list(running.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                del running[pid]
+                results[rank] = _rank_result(config, arm, rank, status)
+                if "seconds" not in results[rank]:
+                    # The others wait for this rank now, and would wait until the limit.
+                    deadline = min(deadline, time.monotonic() + FAILURE_GRACE_S)
+        if running and time.monotonic() > deadline:
+            timed_out = not any(result and "seconds" not in result for result in results)
+            for rank in running.values():
+                results[rank] = {"killed": True}
+            _kill(running)
+            break
+        time.sleep(0.005)
+    elapsed = round(time.monotonic() - began, 3)
+    found = {"ranks": arm["ranks"], "arm": arm["name"], "timed_out": timed_out}
+    return {**found, "seconds": elapsed, "results": results}
+
+
+def _rank_result(config: dict[str, Any], arm: dict[str, Any], rank: int, status: int) -> dict[str, Any]:
+    """Return the result of a rank that has ended."""
+    if os.WIFSIGNALED(status):
+        return {"signal": os.WTERMSIG(status), "time": time.monotonic()}
+    path = os.path.join(config["directory"], f"rank-{arm['name']}.{rank}")
+    try:
+        with open(path, encoding="utf-8") as stream:
+            result: dict[str, Any] = json.load(stream)
+    except (OSError, ValueError):
+        return {"exit_code": os.WEXITSTATUS(status), "time": time.monotonic()}
+    return result
+
+
+def _kill(running: dict[int, int]) -> None:
+    """End ranks, {pid: rank}: SIGTERM one after the other, then SIGKILL; do not wait for ever.
+
+    On SIGTERM a rank prints where it is, and the texts of several at once would be mixed up.
+    """
+    left = list(running)
+    for pid, rank in running.items():
+        os.write(2, f"--- rank {rank} is asked to end\n".encode())
+        os.kill(pid, signal.SIGTERM)
+        left = _reap(left, pid, TERM_GRACE_S / len(running))
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    for pid in left:
+        _reap([pid], pid, KILL_GRACE_S / len(left))
+
+
+def _reap(left: list[int], pid: int, grace_s: float) -> list[int]:
+    """Wait for one process, at most grace_s seconds; return the others, and it if it is still there."""
+    deadline = time.monotonic() + grace_s
+    while time.monotonic() < deadline:
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            return [other for other in left if other != pid]
+        time.sleep(0.005)
+    return left
+
+
+def main(config: dict[str, Any], answer: Callable[[Any], None], stage: Stage) -> None:
+    """Run every rank count of ``config["ranks"]`` and answer after each.
+
+    config: backend, ranks (counts), max_bytes, timeout_s, directory. Answer: {"unavailable": text} or
+    {"import_seconds", "versions", "arms": [of ``run_arm``]}. The first rank count that fails is the last one
+    run. A nccl group that ran out of time is run once more without P2P, to tell whether P2P is at fault.
+    """
+    stage("launcher", "importing torch")
+    # The default action of SIGALRM ends this process even when it hangs in C code.
+    signal.setitimer(signal.ITIMER_REAL, config["timeout_s"])
+    began = time.monotonic()
+    try:
+        torch = importlib.import_module("torch")
+        dist = importlib.import_module("torch.distributed")
+    except Exception as error:  # noqa: BLE001  the import check has the details
+        answer({"unavailable": f"torch.distributed cannot be imported: {type(error).__name__}: {error}"[:2000]})
+        return
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    backend = config["backend"]
+    if not (dist.is_available() and getattr(dist, f"is_{backend}_available")()):
+        answer({"unavailable": f"this build of torch has no {backend} backend"})
+        return
+    result: dict[str, Any] = {
+        "import_seconds": round(time.monotonic() - began, 3),
+        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda},
+        "arms": [],
+    }
+
+    def run(ranks: int, name: str, environment: dict[str, str]) -> dict[str, Any]:
+        stage("launcher", f"running {ranks} ranks")
+        arm = {
+            "ranks": ranks,
+            "name": name,
+            "environment": environment,
+            "launcher": os.getpid(),
+            "rendezvous": os.path.join(config["directory"], f"rendezvous-{name}"),
+        }
+        found = run_arm(torch, config, arm, stage)
+        result["arms"].append(found)
+        answer(result)
+        return found
+
+    for ranks in config["ranks"]:
+        found = run(ranks, f"{ranks}", {})
+        if backend == "nccl" and found["timed_out"]:
+            run(ranks, f"{ranks}-no-p2p", {"NCCL_P2P_DISABLE": "1"})
+        if any("seconds" not in item for item in found["results"]):
+            break
