@@ -30,7 +30,7 @@ ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
 }
 
-_KILLING_S = rank_child.FAILURE_GRACE_S + rank_child.TERM_GRACE_S + rank_child.KILL_GRACE_S
+_KILLING_S = rank_child.FAILURE_GRACE_S + rank_child.PRINT_S + rank_child.KILL_GRACE_S
 
 
 def check_collective(

@@ -13,6 +13,7 @@ a pass at 8 ranks proves nothing about 2.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import importlib
 import json
 import math
@@ -38,7 +39,7 @@ PERIOD = 1021
 DTYPES = {"int64": (8, 1 << 48), "float32": (4, 1 << 24), "bfloat16": (2, 256)}
 
 FAILURE_GRACE_S = 2.0  # after a rank has failed: time for the others to say what they saw
-TERM_GRACE_S = 2.0  # after SIGTERM, all ranks together: time to print where they are
+PRINT_S = 1.0  # for all ranks together: time to print where they are
 KILL_GRACE_S = 5.0  # after SIGKILL: time for the kernel to end a process
 REPEATS = 5  # timed all-reduces at the largest size
 REPEAT_LIMIT_S = 5.0  # but no new one after this many seconds
@@ -191,6 +192,9 @@ def rank_process(torch: Any, config: dict[str, Any], arm: dict[str, Any], rank: 
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     if os.getppid() != arm["launcher"]:
         os._exit(1)
+    # On SIGTERM a rank prints its traceback and lives on: were it to end, the next one would find its
+    # connection broken and no longer be where it hung.
+    faulthandler.register(signal.SIGTERM, all_threads=True, chain=False)
     os.environ.update(arm["environment"])
     name = f"{arm['name']}.{rank}"
     try:
@@ -264,29 +268,18 @@ def _rank_result(config: dict[str, Any], arm: dict[str, Any], rank: int, status:
 
 
 def _kill(running: dict[int, int]) -> None:
-    """End ranks, {pid: rank}: SIGTERM one after the other, then SIGKILL; do not wait for ever.
-
-    On SIGTERM a rank prints where it is, and the texts of several at once would be mixed up.
-    """
-    left = list(running)
+    """End ranks, {pid: rank}: have each print where it is, one after the other, then kill; do not wait for ever."""
     for pid, rank in running.items():
-        os.write(2, f"--- rank {rank} is asked to end\n".encode())
+        os.write(2, f"--- rank {rank} is here:\n".encode())
         os.kill(pid, signal.SIGTERM)
-        left = _reap(left, pid, TERM_GRACE_S / len(running))
-    for pid in left:
+        time.sleep(PRINT_S / len(running))
+    for pid in running:
         os.kill(pid, signal.SIGKILL)
-    for pid in left:
-        _reap([pid], pid, KILL_GRACE_S / len(left))
-
-
-def _reap(left: list[int], pid: int, grace_s: float) -> list[int]:
-    """Wait for one process, at most grace_s seconds; return the others, and it if it is still there."""
-    deadline = time.monotonic() + grace_s
-    while time.monotonic() < deadline:
-        if os.waitpid(pid, os.WNOHANG)[0]:
-            return [other for other in left if other != pid]
+    deadline = time.monotonic() + KILL_GRACE_S
+    left = list(running)
+    while left and time.monotonic() < deadline:
+        left = [pid for pid in left if not os.waitpid(pid, os.WNOHANG)[0]]
         time.sleep(0.005)
-    return left
 
 
 def main(config: dict[str, Any], answer: Callable[[Any], None], stage: Stage) -> None:
