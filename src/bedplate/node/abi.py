@@ -90,7 +90,7 @@ class Checker:
     """One run of the check. Use ``check_environment``."""
 
     def __init__(self, environment: Environment, loader: Loader, index: ExportIndex | None) -> None:
-        """See the class."""
+        """Prepare a run; nothing is read yet."""
         self.environment = environment
         self.loader = loader
         self.index = index

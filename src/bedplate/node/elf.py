@@ -75,7 +75,7 @@ class ElfError(ValueError):
     """
 
     def __init__(self, reason: str, offset: int | None = None, *, foreign: bool = False) -> None:
-        """See the class."""
+        """Keep reason and place."""
         super().__init__(reason if offset is None else f"{reason} (at offset {offset:#x})")
         self.reason = reason
         self.offset = offset
@@ -153,22 +153,27 @@ def sysv_hash(name: bytes) -> int:
 class ElfFile:
     """One ELF file, mapped. Use ``ElfFile.open(path)`` for a file and ``ElfFile(data)`` for bytes.
 
+    With ``tables`` the data may be the beginning of a file: the tables are used as given, and the dynamic section,
+    which lies elsewhere, is not read (so ``needed``, ``soname`` and the like are empty).
+
     Raises ``ElfError`` from the constructor for bad headers, and from the methods for bad tables.
     """
 
-    def __init__(self, data: Buffer, name: str = "") -> None:
-        """See the class."""
+    def __init__(self, data: Buffer, name: str = "", tables: Tables | None = None) -> None:
+        """Read the headers and, unless ``tables`` are given, the dynamic section."""
         self.data = data
         self.name = name
         self.size = len(data)
         self.machine = ""
         self.segments: list[Segment] = []
+        self._partial = tables is not None
         self._read_headers()
         self._loads = [s for s in self.segments if s.type == PT_LOAD and s.filesz]
         self.dynamic: dict[int, int] = {}
         self._needed: list[int] = []
-        self._read_dynamic()
-        self.tables = self._locate_tables()
+        if tables is None:
+            self._read_dynamic()
+        self.tables = self._locate_tables() if tables is None else tables
         self._name_budget = MAX_NAME_TOTAL
         self._gnu: tuple[int, int, int, int, int, int] | None = None
         self._sysv: tuple[int, int, int] | None = None
@@ -231,12 +236,9 @@ class ElfFile:
         for ptype, flags, offset, vaddr, _, filesz, memsz, _ in _PHDR.iter_unpack(
             self.data[phoff : phoff + phnum * phentsize]
         ):
-            if ptype in (PT_LOAD, PT_DYNAMIC):
-                self._need_segment(ptype, offset, filesz)
+            if ptype in (PT_LOAD, PT_DYNAMIC) and not self._partial:
+                self._need(offset, filesz, "the dynamic section" if ptype == PT_DYNAMIC else "a loaded segment")
             self.segments.append(Segment(ptype, flags, offset, vaddr, filesz, memsz))
-
-    def _need_segment(self, ptype: int, offset: int, filesz: int) -> None:
-        self._need(offset, filesz, "the dynamic section" if ptype == PT_DYNAMIC else "a loaded segment")
 
     def _offset(self, vaddr: int, what: str) -> tuple[int, int]:
         """Translate an address to (file offset, bytes available in its segment)."""

@@ -120,7 +120,7 @@ class Distributions:
     """Which distribution a file belongs to, read from the RECORD files on first use."""
 
     def __init__(self, site_packages: str) -> None:
-        """See the class."""
+        """Keep the directory; nothing is read yet."""
         self._site = site_packages
         self._owners: dict[str, str] | None = None
 

@@ -67,7 +67,7 @@ class SystemLibraries:
     """
 
     def __init__(self, cache: str | None = "/etc/ld.so.cache", directories: Iterable[str] | None = None) -> None:
-        """See the class."""
+        """Keep where to look; nothing is read yet."""
         self._cache_path = cache
         self._directories = None if directories is None else tuple(directories)
         self._cache: dict[str, list[str]] | None = None
@@ -149,7 +149,7 @@ class Loader:
         library_path: Iterable[str] = (),
         system: SystemLibraries | None = None,
     ) -> None:
-        """See the class."""
+        """Start the process with its program, if one is given."""
         self.machine = machine
         self.library_path = [p for p in library_path if p]
         self.system = system or SystemLibraries()
