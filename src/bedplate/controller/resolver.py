@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -77,6 +78,9 @@ def resolve(
             *(uv.find_uv_bin(), "pip", "compile", "pyproject.toml", "--quiet", "--color", "never"),
             *("--format", "pylock.toml", "--output-file", output.name),
             *("--only-binary", ":all:", "--index-strategy", "first-index"),
+            # Any interpreter will do, since all of its properties are given; without one uv searches for the
+            # target's, which is seldom here and takes seconds.
+            *("--python", sys.executable, "--no-python-downloads"),
             *("--python-version", python_of(target), "--python-platform", uv_platform(target, stack.glibc)),
             *_options(sources, upgrade),
         ]
