@@ -49,12 +49,16 @@ class LookupModule(LookupBase):  # type: ignore[misc]  # ansible ships no types
     def run(self, terms: list[Any], variables: dict[str, Any] | None = None, **kwargs: Any) -> list[dict[str, str]]:
         """Return one dictionary of paths; raise AnsibleLookupError when a tool is not installed here."""
         self.set_options(var_options=variables, direct=kwargs)
+        if terms:
+            raise AnsibleLookupError("bedplate_tools takes no arguments")
         try:
             import uv
 
             uv_program = Path(uv.find_uv_bin())
         except (ImportError, FileNotFoundError) as error:
-            raise AnsibleLookupError(f"uv is not in the controller's environment ({error}): run `make setup`") from error
+            raise AnsibleLookupError(
+                f"uv is not in the controller's environment ({error}): run `make setup`"
+            ) from error
         pynvml = importlib.util.find_spec("pynvml")
         if pynvml is None or pynvml.origin is None:
             raise AnsibleLookupError("nvidia-ml-py is not in the controller's environment: run `make setup`")

@@ -13,6 +13,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.panel import Panel
@@ -58,19 +59,19 @@ STACKS = {
 }
 
 
-class Failed(Exception):
+class UnexpectedError(Exception):
     """A step ended otherwise than the demonstration says it must."""
 
 
 def run(*command: str | Path, expect: int = 0) -> None:
-    """Run a command in view of the person; raise Failed when it exits with another code than expected."""
+    """Run a command in view of the person; raise UnexpectedError when it exits with another code than expected."""
     words = [str(word) for word in command]
     console.print(f"[dim]$ {shlex.join(words)}[/dim]")
     started = time.monotonic()
     code = subprocess.run(words, cwd=ROOT, check=False).returncode
     console.print(f"[dim]  {time.monotonic() - started:.0f} s, exit code {code}[/dim]")
     if code != expect:
-        raise Failed(f"{shlex.join(words)} exited with {code}, expected {expect}")
+        raise UnexpectedError(f"{shlex.join(words)} exited with {code}, expected {expect}")
 
 
 def playbook(name: str, *arguments: str, expect: int = 0) -> None:
@@ -84,18 +85,16 @@ def step(number: int, title: str) -> None:
     console.rule(f"[bold]{number}. {title}", align="left")
 
 
-def node_state() -> dict:
-    """Return the journal of the node, read over SSH and not taken from what a playbook printed."""
-    output = subprocess.run(
-        ["ansible", "-i", str(INVENTORY), NODE, "-m", "ansible.builtin.command", "-a", "cat /var/lib/bedplate/state.json",
-         "--one-line"],
-        cwd=ROOT, check=True, capture_output=True, text=True, env={**os.environ, "ANSIBLE_LOAD_CALLBACK_PLUGINS": "0"},
-    ).stdout  # fmt: skip
-    return json.loads(output.split("(stdout)", 1)[1].strip().encode().decode("unicode_escape"))
+def node_state() -> dict[str, Any]:
+    """Return the journal of the node, read from its disk and not from what a playbook printed."""
+    command = ["podman", "exec", NODE, "cat", "/var/lib/bedplate/state.json"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    state: dict[str, Any] = json.loads(done.stdout)
+    return state
 
 
 def show_outcome(stack: Stack) -> None:
-    """Print the generations as the node records them; raise Failed when it is not back on the good one."""
+    """Print the generations as the node records them; raise UnexpectedError when it is not back on the good one."""
     state = node_state()
     table = Table(title=f"{NODE} (simulated GPU node), from its own journal", title_justify="left")
     for column in ("generation", "status", "live", "why"):
@@ -106,14 +105,14 @@ def show_outcome(stack: Stack) -> None:
     console.print(table)
     statuses = {generation["profile"]: generation["status"] for generation in state["generations"].values()}
     if not str(state["active"]).startswith(f"{stack.good}-") or statuses.get(stack.bad) != "failed":
-        raise Failed(f"expected {stack.good} live and {stack.bad} failed, the node says {state['active']}, {statuses}")
+        raise UnexpectedError(
+            f"expected {stack.good} live and {stack.bad} failed, the node says {state['active']}, {statuses}"
+        )
 
 
 def story(stack: Stack, tiny: bool) -> None:
-    """Tell the whole story; raise Failed at the first step that goes otherwise."""
-    site = ["-e", f"bedplate_profiles={json.dumps([str(stack.profiles)])}"]
-    extra = json.dumps({"bedplate_profiles": [str(stack.profiles)]})
-    site = ["-e", extra]
+    """Tell the whole story; raise UnexpectedError at the first step that goes otherwise."""
+    site = ["-e", json.dumps({"bedplate_profiles": [str(stack.profiles)]})]
 
     step(1, "Wheels")
     if tiny:
@@ -133,7 +132,15 @@ def story(stack: Stack, tiny: bool) -> None:
         playbook("site.yml", *site, "-e", f"bedplate_profile={stack.bad}", expect=2)
 
     step(5, f"{stack.bad} forced: the node catches it and stays on {stack.good}")
-    playbook("site.yml", *site, "-e", f"bedplate_profile={stack.bad}", "-e", "bedplate_allow_refused=true", expect=2)
+    playbook(
+        "site.yml",
+        *site,
+        "-e",
+        f"bedplate_profile={stack.bad}",
+        "-e",
+        "bedplate_allow_refused=true",
+        expect=2,
+    )
 
     step(6, "What the node says")
     show_outcome(stack)
@@ -149,8 +156,9 @@ def main() -> int:
 
     console.print(
         Panel(
-            f"A bare node goes to the verified stack [bold]{stack.good}[/bold]; an upgrade to [bold]{stack.bad}[/bold] does "
-            "not fit its own torch, is diagnosed from the files, and the node stays on what worked.\n"
+            f"A bare node goes to the verified stack [bold]{stack.good}[/bold]; an upgrade to "
+            f"[bold]{stack.bad}[/bold] does not fit its own torch, is diagnosed from the files, and the node stays on "
+            "what worked.\n"
             f"Cost: {stack.cost.format(wheels=stack.wheels)}.",
             title="Bedplate demo",
         )
@@ -165,7 +173,7 @@ def main() -> int:
         story(stack, tiny=arguments.stack == "tiny")
         outcome = "[green]done[/green]: the bad upgrade was caught, explained and undone"
         code = 0
-    except Failed as error:
+    except UnexpectedError as error:
         outcome, code = f"[red]failed[/red]: {error}", 1
     except KeyboardInterrupt:
         outcome, code = "[yellow]interrupted[/yellow]", 130

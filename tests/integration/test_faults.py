@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import Node
+from testbed import Node
 
 pytestmark = pytest.mark.node
 
@@ -174,7 +174,10 @@ def test_mirror_down_half_way_and_back(live: Node, tiny: Path) -> None:
 
 def test_mirror_unreachable(live: Node) -> None:
     play = live.play(
-        "site.yml", NEXT, bedplate_wheels_source="mirror", bedplate_wheels_location="http://host.containers.internal:9/"
+        "site.yml",
+        NEXT,
+        bedplate_wheels_source="mirror",
+        bedplate_wheels_location="http://host.containers.internal:9/",
     )
     assert play.code != 0
     assert_still_good(live)

@@ -158,8 +158,9 @@ apt_option_list=()
 while read -r option; do
   [ -z "$option" ] || apt_option_list+=(--aptopt="$option")
 done <<<"$apt_options"
+# The package lists stay, as on any node in use: check mode can then say what would be installed.
 printf '%s\n' "$sources" |
-  mmdebstrap --quiet --variant=apt --include="$(IFS=,; echo "${PACKAGES[*]}")" \
+  mmdebstrap --quiet --variant=apt --skip=cleanup/apt/lists --include="$(IFS=,; echo "${PACKAGES[*]}")" \
     "${apt_option_list[@]}" --aptopt='Acquire::Languages "none"' \
     --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \

@@ -77,7 +77,15 @@ def test_templates_say_who_wrote_them(template: Path) -> None:
 def test_nothing_committed_names_this_machine_or_a_registry() -> None:
     files = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
     words = re.compile(
-        "|".join(["pypi" + r"\.org", "python" + "hosted", "deb" + r"\.debian", r"registry\.npm" + "js", "/wo" + "rk/"])
+        "|".join(
+            [
+                "pypi" + r"\.org",
+                "python" + "hosted",
+                "deb" + r"\.debian",
+                r"registry\.npm" + "js",
+                "/wo" + "rk/",
+            ]
+        )
     )
     found = []
     for name in filter(None, files):
