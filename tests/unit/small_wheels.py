@@ -22,7 +22,7 @@ def make_wheel(
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     files = {
         f"{stem}.py": f"FILE = {path.name!r}\n",
-        f"{info}/METADATA": metadata + (f"Requires-Dist: {requires}\n" if requires else ""),
+        f"{info}/METADATA": metadata + "".join(f"Requires-Dist: {one}\n" for one in requires.split(", ") if one),
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\n"
         + "".join(f"Tag: {one}\n" for one in single_tags(tag)),
     }

@@ -112,7 +112,8 @@ def explain(stderr: str, target: str, glibc: str) -> str:
             "is not what was verified: build a wheel and offer it with --find-links or an index"
         )
     if "No solution found" in stderr:
-        return f"no set of wheels fits {target} with glibc {glibc}: {' '.join(causes[1:])}"
+        text = re.sub(r"\s*\n\s*(?:cause: |hint: )?", " ", stderr.strip()).partition(" Because ")[2]
+        return f"no set of wheels fits {target} with glibc {glibc}: because {text}"
     return f"uv failed: {stderr.strip()}"
 
 
