@@ -120,8 +120,10 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_torch_wheel(wheel: Path) -> tuple[Release, dict[str, list[str]]]:
+def read_torch_wheel(wheel: Path, *, layout: bool = True) -> tuple[Release, dict[str, list[str]]]:
     """Return the release that a torch wheel holds, and library -> exported names.
+
+    Args: layout: False leaves the layout fingerprint out, which takes a compiler and most of the time.
 
     Errors: BedplateError when it is no zip file, not torch, or holds a library that cannot be read.
     """
@@ -154,7 +156,7 @@ def read_torch_wheel(wheel: Path) -> tuple[Release, dict[str, list[str]]]:
                         glibc = max(glibc, (2, int(wanted.name.split(b".")[1])))
                 file.unlink()
             old_abi = not any("__cxx11" in n for n in exports.get("libc10.so", ()))
-            layout = compile_layout(archive, Path(place), old_abi=old_abi)
+            sizes = compile_layout(archive, Path(place), old_abi=old_abi) if layout else {}
     except (OSError, zipfile.BadZipFile, KeyError, ElfError, EOFError) as error:
         raise BedplateError(f"{wheel} cannot be read as a wheel of torch: {error}") from error
     cuda = re.search(r"^cuda\s*(?::[^=]+)?=\s*['\"]([\d.]+)", text, re.MULTILINE)
@@ -165,7 +167,7 @@ def read_torch_wheel(wheel: Path) -> tuple[Release, dict[str, list[str]]]:
             glibc=f"{glibc[0]}.{glibc[1]}",
             needed=sorted(needed - provides),
             provides=sorted(provides),
-            layout=layout,
+            layout=sizes,
         ),
         exports,
     )
@@ -195,12 +197,12 @@ def compile_layout(archive: zipfile.ZipFile, place: Path, *, old_abi: bool) -> d
             compiler, "-std=c++20", "-S", "-w", "-O0", f"-D_GLIBCXX_USE_CXX11_ABI={0 if old_abi else 1}",
             f"-I{root}", f"-I{root}/torch/csrc/api/include", "-o", str(place / "layout.s"), str(source),
         ]  # fmt: skip
-        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+        environment = {**os.environ, "LC_ALL": "C"}
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900, env=environment)
         if result.returncode == 0:
             break
-        unknown = [
-            t for t in types if re.search(rf"‘?{re.escape(t.split('::')[-1])}’? (?:is not|has not)", result.stderr)
-        ]
+        # g++ quotes the name it does not know: 'Foo' is not a member of 'c10'
+        unknown = [t for t in types if re.search(rf"\W{t.split('::')[-1]}\W+(?:is|has) not", result.stderr)]
         if not unknown:
             return {}
         types = [t for t in types if t not in unknown]

@@ -148,6 +148,15 @@ def read_needs(wheel: RemoteWheel, name: str, sha256: str, *, libraries: bool = 
     )
 
 
+def needs_of_file(path: Path) -> FileNeeds:
+    """Return the needs of one shared object on disk. Errors: BedplateError when it cannot be read."""
+    try:
+        elf = ElfFile.open(str(path))
+        return _summary(elf, path.name, elf.needed, "whole")
+    except (ElfError, OSError) as error:
+        raise BedplateError(f"{path} cannot be read as a shared object: {error}") from error
+
+
 def _read_member(wheel: RemoteWheel, member: str, place: Path) -> tuple[FileNeeds, ElfFile]:
     """Read one member from its beginning, or whole where that does not do."""
     if wheel.members[member].file_size > MAX_MEMBER:

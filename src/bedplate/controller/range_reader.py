@@ -107,7 +107,7 @@ class RemoteSource:
         for _ in range(TRIES):
             try:
                 return self._try(wanted, offset, size)
-            except requests.RequestException as error:
+            except requests.RequestException as error:  # noqa: PERF203 - trying again is the point
                 problem = f"{type(error).__name__}: {error}"
         raise RangeError(f"{self.name}: reading {wanted} failed {TRIES} times ({problem}). Try again later")
 

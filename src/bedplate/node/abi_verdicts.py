@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable, Protocol
 
-from .demangle import demangle, differing, split_signature
+from .demangle import Signature, demangle, differing, split_signature
 from .elf import Symbol
 from .installed import Torch
 from .verdicts import Verdict
@@ -205,13 +205,15 @@ def _undefined(context: Context, findings: Sequence[Findings]) -> list[Verdict]:
         python = [s for s in found.undefined if s.name.startswith((b"Py", b"_Py")) and not s.version]
         others = [s for s in found.undefined if s not in python]
         if others:
-            verdicts.append(_undefined_verdict(context, found, others))
+            verdicts.append(_undefined_verdict(context, found, others, findings))
         if python:
             verdicts.append(_python_verdict(context, found, python))
     return verdicts
 
 
-def _undefined_verdict(context: Context, found: Findings, symbols: Sequence[Symbol]) -> Verdict:
+def _undefined_verdict(
+    context: Context, found: Findings, symbols: Sequence[Symbol], findings: Sequence[Findings]
+) -> Verdict:
     described = [
         describe_symbol(
             context,
@@ -222,8 +224,7 @@ def _undefined_verdict(context: Context, found: Findings, symbols: Sequence[Symb
         for s in symbols[:MAX_SYMBOLS]
     ]
     described.sort(key=_plainness)
-    mangled = [os.fsdecode(s.name) for s in symbols]
-    releases = _releases(context, found, mangled)
+    releases = _releases(context, found, findings)
     owner = context.owner(found.file)
     return Verdict(
         "abi.undefined_symbol",
@@ -242,22 +243,40 @@ def _undefined_verdict(context: Context, found: Findings, symbols: Sequence[Symb
     )
 
 
-def _plainness(described: dict[str, Any]) -> tuple[bool, int, int, str]:
+def _plainness(described: dict[str, Any]) -> tuple[bool, bool, int, int, str]:
     """Return the sort key that puts the easiest symbol to explain first: one parameter of another type."""
     resized = sum(1 for d in described["differs"] if d["has"] is None or d["wanted"] is None)
-    return described["nearest"] is None, resized, len(described["differs"]), described["demangled"]
+    return (
+        described["nearest"] is None,
+        not described["differs"],
+        resized,
+        len(described["differs"]),
+        described["demangled"],
+    )
 
 
-def _releases(context: Context, found: Findings, mangled: Sequence[str]) -> list[str]:
-    """Return the torch releases that export all the file wants of torch, of the same CUDA major where some
-    are.
+def _releases(context: Context, found: Findings, findings: Sequence[Findings]) -> list[str]:
+    """Return the torch releases that export all that a file's distribution wants of torch.
+
+    Where no release does (its files were built for different ones), those that have all this file wants. Of these, the
+    ones with the CUDA major version that the distribution's libraries are for, if there are any.
     """
     if context.index is None:
         return []
-    known = [name for name in mangled if context.index.knows(name)]
-    if len(known) < len(mangled):
-        return []
-    return context.index.releases_with([*known, *(n for n in found.torch_symbols if context.index.knows(n))])
+    owner = context.owner(found.file)
+    members = [f for f in findings if context.owner(f.file) == owner]
+    releases = _with_all(context.index, members) or _with_all(context.index, [found])
+    majors = {m for f in members for name in f.missing if (m := library_major(name))}
+    if not majors and context.torch and context.torch.cuda:
+        majors = {context.torch.cuda.split(".")[0]}
+    return [r for r in releases if context.index.cuda_of(r).split(".")[0] in majors] or releases
+
+
+def _with_all(index: ExportIndex, members: Iterable[Findings]) -> list[str]:
+    names = {
+        n for f in members for n in (*f.torch_symbols, *(os.fsdecode(s.name) for s in f.undefined if not s.version))
+    }
+    return index.releases_with(names)
 
 
 def undefined_sentence(
@@ -266,12 +285,12 @@ def undefined_sentence(
     """Return the plain sentence for the missing symbols of one file."""
     first = described[0]
     wanted = first["demangled"] + (f" (version {first['version']})" if first["version"] else "")
-    text = f"{file} needs {wanted}, but "
+    text = f"{file} needs {short(wanted)}, but "
     if first["nearest"]:
         signature = split_signature(first["nearest"])
-        text += f"{context.torch_label} has it as ({', '.join(signature.parameters or ())}){signature.suffix}"
+        text += f"{context.torch_label} has it as {short(_parameters(signature))}"
         if signature.qualified != split_signature(first["demangled"]).qualified:
-            text = text.replace(" has it as (", f" has only {signature.qualified}(", 1)
+            text = text.replace(" has it as ", f" has only {short(signature.qualified)}", 1)
         text += _differences(first["differs"])
     elif first["provider"]:
         text += f"the {first['provider']} it would load does not define it"
@@ -286,10 +305,22 @@ def undefined_sentence(
     return text + "."
 
 
+def _parameters(signature: Signature) -> str:
+    return f"({', '.join(signature.parameters or ())}){signature.suffix}"
+
+
+def short(name: str) -> str:
+    """Return a C++ name with the long form of the standard string written as people say it."""
+    return name.replace(
+        "std::__cxx11::basic_string<char, std::char_traits<char>, std::allocator<char> >", "std::__cxx11::string"
+    )
+
+
 def _differences(differs: Sequence[dict[str, Any]]) -> str:
     parts = []
     for difference in differs[:3]:
-        position, wanted, has = difference["position"], difference["wanted"], difference["has"]
+        position = difference["position"]
+        wanted, has = (difference[key] and short(difference[key]) for key in ("wanted", "has"))
         if has is None:
             parts.append(f"without parameter {position}, {wanted}")
         elif wanted is None:
@@ -335,33 +366,30 @@ def _libraries(context: Context, findings: Sequence[Findings]) -> list[Verdict]:
     other_major: dict[str, dict[str, list[Findings]]] = {}
     verdicts = []
     for name, users in sorted(wanted.items()):
-        match = SONAME.match(name)
         torch_major = context.torch.cuda.split(".")[0] if context.torch and context.torch.cuda else ""
-        if match and match.group("base") in CUDA_LIBRARIES and torch_major:
-            major = cuda_major(match.group("base"), match.group("number") or "")
-            if major and major != torch_major:
-                other_major.setdefault(major, {})[name] = users
-                continue
+        major = library_major(name)
+        if torch_major and major and major != torch_major:
+            other_major.setdefault(major, {})[name] = users
+            continue
         verdicts.append(_missing_verdict(context, name, users))
     for major, libraries in sorted(other_major.items()):
         verdicts.insert(0, _cuda_verdict(context, major, libraries))
     return verdicts + _borrowed(context, findings)
 
 
-def cuda_major(base: str, number: str) -> str:
-    """Return the CUDA major version that a CUDA library's SONAME number belongs to.
+def library_major(name: str) -> str:
+    """Return the CUDA major version that a library's name belongs to; "" when it does not tell.
 
-    "" when it does not tell.
-
-    cufft and curand, cusolver keep their own numbers: libcufft.so.11 and libcusolver.so.11 are of CUDA 12
-    (and libcusolver.so.11 of CUDA 11 too), libcufft.so.12 and libcusolver.so.12 of CUDA 13; libcurand.so.10
-    tells nothing.
+    cufft and cusolver keep their own numbers: libcufft.so.11 and libcusolver.so.11 are of CUDA 12, libcufft.so.12 and
+    libcusolver.so.12 of CUDA 13. libcurand.so.10 and libcufile.so.0 have been the same for many.
     """
+    match = SONAME.match(name)
+    if match is None or match.group("base") not in CUDA_LIBRARIES:
+        return ""
+    base, number = match.group("base"), match.group("number") or ""
     if base in ("cufft", "cusolver", "cusolverMg"):
         return {"11": "12", "12": "13"}.get(number, "")
-    if base in ("curand", "cufile", "nvToolsExt"):
-        return ""
-    return number
+    return "" if base in ("curand", "cufile", "nvToolsExt") else number
 
 
 def _missing_verdict(context: Context, name: str, users: Sequence[Findings]) -> Verdict:
@@ -477,7 +505,9 @@ def version_key(version: str) -> tuple[int, ...]:
 def _version_verdict(context: Context, found: Findings, code: str, wanted: Sequence[tuple[str, str]]) -> Verdict:
     names = sorted({version for version, _ in wanted}, key=version_key)
     provider = wanted[0][1]
-    what = "glibc" if code == "abi.glibc_too_old" else "C++ runtime"
+    what = "the glibc at" if code == "abi.glibc_too_old" else "the C++ runtime at"
+    if "/" not in provider:
+        what = "the target with"
     action = (
         "Use a node with a newer glibc, or a build for an older one."
         if code == "abi.glibc_too_old"
@@ -488,7 +518,7 @@ def _version_verdict(context: Context, found: Findings, code: str, wanted: Seque
         "fail",
         LAYER,
         context.owner(found.file),
-        f"{found.file} needs {names[-1]}, which the {what} at {provider} does not have.",
+        f"{found.file} needs {names[-1]}, which {what} {provider} does not have.",
         {"file": found.file, "versions": names, "provider": provider},
         action,
     )
