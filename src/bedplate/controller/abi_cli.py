@@ -141,7 +141,8 @@ def solve(
     files = []
     for group in groups:
         for extension, seen in group:
-            alone = solve_extensions(engine, [extension], cuda=cuda)
+            alone = solution if len(what) == 1 and extension is groups[0][0][0] else None
+            alone = alone or solve_extensions(engine, [extension], cuda=cuda)
             files.append({**seen.to_dict(), "satisfied_by": alone.satisfied_by, "requires": extension.needs.requires})
     read = sum(int(str(f["bytes_read"])) for f in files)
     if as_json:

@@ -93,6 +93,7 @@ class Engine:
         self.index = index
         self._candidates: dict[str, list[str]] = {}
         self._nearest: dict[tuple[str, str], str | None] = {}
+        self._text: str | None = None
 
     def check(self, extensions: Sequence[Extension], setting: Setting) -> WheelReport:
         """Return the verdicts on all extensions together in one setting."""
@@ -131,11 +132,23 @@ class Engine:
         if key not in self._nearest:
             token = source_token(demangle(mangled))
             if token not in self._candidates:
-                self._candidates[token] = [n for n in self.index.names() if token in n] if token else []
+                self._candidates[token] = self._names_with(token) if token else []
             bit = self.index.versions().index(version)
             present = [n for n in self._candidates[token] if self.index.mask_of(n) >> bit & 1]
             self._nearest[key] = nearest_of(mangled, present)
         return self._nearest[key]
+
+    def _names_with(self, token: str) -> list[str]:
+        """Return the names of the index that hold `token`; one text is searched faster than many names."""
+        if self._text is None:
+            self._text = "\n" + "\n".join(self.index.names()) + "\n"
+        found = []
+        at = self._text.find(token)
+        while at >= 0:
+            end = self._text.index("\n", at)
+            found.append(self._text[self._text.rindex("\n", 0, at) + 1 : end])
+            at = self._text.find(token, end)
+        return found
 
     @staticmethod
     def _apart(files: dict[str, FileNeeds], torch: Torch, setting: Setting) -> dict[str, str]:

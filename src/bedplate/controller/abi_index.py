@@ -20,17 +20,19 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
-from pypi_simple import DistributionPackage, PyPISimple
 
 from bedplate.node.elf import ElfError, ElfFile
 from bedplate.node.exports import IndexFormatError, Release, TorchIndex, version_key
 
 from .errors import BedplateError
 from .range_reader import open_index, read_bounded
+
+if TYPE_CHECKING:
+    from pypi_simple import DistributionPackage
 
 MACHINE = "x86_64"
 INDEX_FILE = f"torch-{MACHINE}.idx"
@@ -294,6 +296,3 @@ def add_published(
             with open_index() as client:
                 client.download_package(package, wheel, verify=True)
             yield add_wheel(index, wheel, wheel_records(published[version]))
-
-
-__all__ = ["PyPISimple", "add_published", "add_wheel", "load_index", "save_index"]

@@ -8,11 +8,11 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
-from pypi_simple import DistributionPackage, PyPISimple
 
 from .abi_engine import Extension
 from .errors import BedplateError
@@ -20,6 +20,9 @@ from .needs import WheelNeeds, cached_needs, keep_needs, read_needs
 from .range_reader import LocalSource, RangeError, RemoteSource, RemoteWheel, Source, open_index
 from .schema import LockedFile
 from .wheels import target_tags
+
+if TYPE_CHECKING:
+    from pypi_simple import DistributionPackage, PyPISimple
 
 # These carry CUDA's own libraries: what counts is which files they bring, not what those need.
 LIBRARY_WHEELS = re.compile(r"(?:nvidia|cuda)[-_](?!cutlass|cudnn[-_]frontend)[\w-]+|triton|torch")

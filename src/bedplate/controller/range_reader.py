@@ -18,12 +18,15 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
-
-import requests
-from pypi_simple import PYPI_SIMPLE_ENDPOINT, NoSuchProjectError, PyPISimple
+from typing import TYPE_CHECKING, Protocol
 
 from .errors import BedplateError
+
+if TYPE_CHECKING:
+    import requests
+    from pypi_simple import PyPISimple
+
+# requests and pypi-simple are imported where they are used: they take longer to import than a cached check takes.
 
 TAIL = 64 << 10  # bytes of a wheel's end read first: the directory of most wheels
 TRIES = 3
@@ -84,6 +87,8 @@ class RemoteSource:
 
     def __init__(self, url: str, size: int | None = None, session: requests.Session | None = None) -> None:
         """Ask for nothing yet, unless the size has to be learned."""
+        import requests
+
         self.name = url
         self.bytes_read = 0
         self._session = session or requests.Session()
@@ -103,6 +108,8 @@ class RemoteSource:
         return self._fetch(f"bytes={offset}-{offset + size - 1}", offset, size)
 
     def _fetch(self, wanted: str, offset: int | None, size: int) -> bytes:
+        import requests
+
         problem = ""
         for _ in range(TRIES):
             try:
@@ -112,6 +119,8 @@ class RemoteSource:
         raise RangeError(f"{self.name}: reading {wanted} failed {TRIES} times ({problem}). Try again later")
 
     def _try(self, wanted: str, offset: int | None, size: int) -> bytes:
+        import requests
+
         headers = {"Range": wanted, "Accept-Encoding": "identity"}
         with self._session.get(self.name, headers=headers, stream=True, timeout=TIMEOUT_S) as answer:
             if answer.status_code == 200:
@@ -267,6 +276,9 @@ def open_index(url: str = "") -> Iterator[PyPISimple]:
 
     Errors inside the block that mean "not reachable" or "no such project" come out as BedplateError.
     """
+    import requests
+    from pypi_simple import PYPI_SIMPLE_ENDPOINT, NoSuchProjectError, PyPISimple
+
     variables = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
     chosen = url or next((os.environ[v] for v in variables if os.environ.get(v)), PYPI_SIMPLE_ENDPOINT)
     with PyPISimple(chosen) as client:

@@ -282,8 +282,12 @@ def nearest_of(mangled: str, candidates: Iterable[str]) -> str | None:
     """Return the candidate with the same qualified name and the fewest other parameters, or None."""
     wanted = split_signature(demangle(mangled))
     best: tuple[tuple[bool, int, int], str] | None = None
+    stem = wanted.qualified.partition("<")[0]
     for name in candidates:
-        has = split_signature(demangle(name))
+        text = demangle(name)
+        if stem not in text:
+            continue
+        has = split_signature(text)
         if name == mangled or has.plain != wanted.plain or (has.parameters is None) != (wanted.parameters is None):
             continue
         rank = (

@@ -16,6 +16,11 @@ from typing import Callable
 MAX_DEMANGLED_NAME = 16384
 
 
+# What counts in a signature, and what only looks like it: operators, and names without a name.
+_PUNCTUATION = re.compile(r"operator(?:\(\)|<=>|<<=?|>>=?|->\*?|<=?|>=?|\[\])|\(anonymous namespace\)|[<\[{>\]}(]")
+_BRACKETS = re.compile(r"[()]")
+
+
 @lru_cache(maxsize=1)
 def _demangler() -> Callable[[bytes], bytes | None] | None:
     try:
@@ -73,6 +78,7 @@ class Signature:
         return _strip_templates(self.qualified)
 
 
+@lru_cache(maxsize=65536)
 def split_signature(demangled: str) -> Signature:
     """Take a demangled C++ name apart. The return type that templates carry is dropped."""
     open_at = _parameter_list(demangled)
@@ -104,9 +110,7 @@ def source_token(demangled: str) -> str:
     Format: ``<source-name>`` of the Itanium C++ ABI, section 5.1.2.
     """
     plain = split_signature(demangled).plain
-    words = re.findall(r"[A-Za-z_]\w*", plain)
-    if not words or "operator" in words[-2:]:
-        words = words[: words.index("operator")] if "operator" in words else []
+    words = re.findall(r"[A-Za-z_]\w*", plain.partition("operator")[0] if "::operator" in plain else plain)
     return f"{len(words[-1])}{words[-1]}" if words else ""
 
 
@@ -116,36 +120,28 @@ def _parameter_list(text: str) -> int | None:
     The first top-level parenthesis that is not ``(anonymous namespace)``.
     """
     depth = 0
-    index = 0
-    while index < len(text):
-        char = text[index]
-        if text.startswith("operator()", index):
-            index += len("operator()")
+    end = 0
+    for match in _PUNCTUATION.finditer(text):
+        if match.start() < end:
             continue
-        if text.startswith(("operator<<", "operator>>"), index):
-            index += len("operator<<")
-            continue
-        if text.startswith(("operator<", "operator>", "operator->"), index):
-            index += 10 if text.startswith("operator->", index) else 9
-            continue
-        if char in "<[{":
+        mark = match.group()
+        if mark in ("<", "[", "{"):
             depth += 1
-        elif char in ">]}":
+        elif mark in (">", "]", "}"):
             depth -= 1
-        elif char == "(":
-            if depth == 0 and not text.startswith("(anonymous namespace)", index):
-                return index
-            index = _matching(text, index)
-        index += 1
+        elif mark == "(":
+            if depth == 0:
+                return match.start()
+            end = _matching(text, match.start())
     return None
 
 
 def _matching(text: str, open_at: int) -> int:
     depth = 0
-    for index in range(open_at, len(text)):
-        depth += (text[index] == "(") - (text[index] == ")")
+    for match in _BRACKETS.finditer(text, open_at):
+        depth += 1 if match.group() == "(" else -1
         if depth == 0:
-            return index
+            return match.start()
     return len(text) - 1
 
 
@@ -163,6 +159,8 @@ def _split(text: str) -> list[str]:
 
 def _last_word(text: str) -> str:
     """Drop a leading return type: keep what follows the last top-level blank, operators kept whole."""
+    if " " not in text:
+        return text
     depth = 0
     cut = 0
     for index, char in enumerate(text):
@@ -173,9 +171,13 @@ def _last_word(text: str) -> str:
 
 
 def _strip_templates(text: str) -> str:
+    if "<" not in text:
+        return text
     kept = []
     depth = 0
-    for char in text:
+    for char in re.sub(
+        r"operator(<=>|<<=?|>>=?|->\*?|<=?|>=?)", lambda m: m.group().replace("<", "(").replace(">", ")"), text
+    ):
         if char == "<":
             depth += 1
         elif char == ">" and depth:
