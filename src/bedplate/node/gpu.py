@@ -119,9 +119,8 @@ def _ids(gpus: Sequence[Mapping[str, Any]], expected: Sequence[str]) -> Verdict:
     if not wrong:
         return Verdict("gpu.ids", "pass", LAYER, SUBJECT, f"All are {', '.join(seen)}.", evidence)
     first = wrong[0]
-    message = (
-        f"GPU {first['index']} is {first['pci_id']} ({first['name']}), and {', '.join(sorted(allowed))} is expected."
-    )
+    wanted = ", ".join(sorted(allowed))
+    message = f"GPU {first['index']} is {first['pci_id']} ({first['name']}); expected: {wanted}."
     action = "Use a profile made for these GPUs, or add the id to the profile."
     return Verdict("gpu.ids", "fail", LAYER, SUBJECT, message, evidence, action)
 

@@ -1,0 +1,171 @@
+"""The modules bedplate_verify and bedplate_gpu_info, run as Ansible runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+import tiny_stack
+import yaml
+
+import bedplate_gpu_info
+import bedplate_verify
+
+ROOT = Path(__file__).resolve().parents[2]
+STACK = {"layers": ["stack"], "backend": "gloo", "imports": ["torch", "sgl_kernel"], "max_bytes": 4096}
+
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_stack.build_wheels(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def good(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_stack.make_generation(tmp_path_factory.mktemp("generations") / "good", tiny)
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tools = tmp_path_factory.mktemp("tools")
+    (tools / "lib").mkdir()
+    shutil.copy(pynvml.__file__, tools / "lib" / "pynvml.py")
+    return tools
+
+
+@pytest.fixture
+def verify(run_module: Run, tools: Path) -> Run:
+    def run(**options: Any) -> dict[str, Any]:
+        return run_module("bedplate_verify", **{"tools": str(tools), "user": "", "simulated": True, **options})
+
+    return run
+
+
+def codes(result: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(verdict["code"], verdict["status"]) for verdict in result["verdicts"]]
+
+
+def test_a_bare_node_skips_every_layer_with_a_reason(verify: Run) -> None:
+    result = verify(generation="/nonexistent/generation")
+    assert codes(result) == [
+        ("driver.not_managed", "skipped"),
+        ("gpu.count", "skipped"),
+        ("toolkit.not_managed", "skipped"),
+        ("stack.absent", "skipped"),
+    ]
+    assert (result["status"], result["changed"], result["msg"]) == ("skipped", False, "4 checks: 4 skipped")
+    assert all(verdict["message"] for verdict in result["verdicts"])
+    assert "/nonexistent/generation" in result["verdicts"][3]["message"]
+
+
+def test_a_good_stack_passes_in_check_mode_too_and_says_simulated(verify: Run, good: Path) -> None:
+    result = verify(generation=str(good), check=True, **STACK)
+    assert codes(result) == [("import.ok", "pass"), ("import.ok", "pass"), ("collective.ok", "pass")]
+    assert (result["status"], result["simulated"]) == ("pass", True)
+    assert all(verdict["simulated"] for verdict in result["verdicts"])
+    assert "simulated" not in verify(generation=str(good), simulated=False, **STACK)["verdicts"][0]
+
+
+def test_strict_fails_with_the_first_failing_sentence_and_all_verdicts(verify: Run, tiny: Path, tmp_path: Path) -> None:
+    generation = tiny_stack.make_generation(tmp_path / "g", tiny, torch="2.10.0+tiny")
+    result = verify(generation=str(generation), **STACK)
+    assert result["failed"]
+    assert result["msg"].startswith("sgl_kernel: common_ops.abi3.so needs c10::cuda::c10_cuda_check_implementation(")
+    assert codes(result) == [("import.ok", "pass"), ("import.undefined_symbol", "fail"), ("collective.ok", "pass")]
+    lenient = verify(generation=str(generation), strict=False, **STACK)
+    assert not lenient.get("failed")
+    assert (lenient["status"], lenient["msg"]) == ("fail", result["msg"])
+
+
+def test_without_torch_the_collective_is_skipped(verify: Run, tiny: Path, tmp_path: Path) -> None:
+    generation = tiny_stack.make_generation(tmp_path / "g", tiny, torch="")
+    result = verify(generation=str(generation), strict=False, **STACK)
+    assert codes(result)[0] == ("import.missing_module", "fail")
+    assert codes(result)[2] == ("collective.unavailable", "skipped")
+
+
+def test_a_generation_without_an_interpreter_is_broken_and_not_absent(verify: Run, tmp_path: Path) -> None:
+    result = verify(generation=str(tmp_path), **STACK)
+    assert codes(result) == [("stack.drift", "fail")]
+    assert str(tmp_path / "venv/bin/python") in result["msg"]
+
+
+def test_only_the_checks_that_are_asked_for(verify: Run, good: Path) -> None:
+    assert codes(verify(generation=str(good), checks=["imports"], **{**STACK, "imports": ["torch"]})) == [
+        ("import.ok", "pass")
+    ]
+    assert codes(verify(layers=["driver"], checks=["imports"])) == [("driver.not_managed", "skipped")]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a probe as another user")
+def test_a_missing_probe_user_is_a_failure_with_its_name(verify: Run, good: Path) -> None:
+    result = verify(generation=str(good), user="nosuchuser", **STACK)
+    assert result["failed"]
+    assert "the user nosuchuser does not exist" in result["msg"]
+
+
+def test_gpu_info_reports_an_error_and_does_not_fail(run_module: Run, tmp_path: Path) -> None:
+    result = run_module("bedplate_gpu_info", tools=str(tmp_path), simulated=True)
+    assert not result.get("failed")
+    assert (result["error"]["name"], result["gpus"], result["simulated"]) == ("PYNVML_MISSING", [], True)
+
+
+def ansible(module: str, arguments: dict[str, Any], python: str) -> dict[str, Any]:
+    """Run a module the way a playbook does: zipped, sent, by ansible itself."""
+    command = [str(Path(sys.executable).with_name("ansible")), "localhost", "-i", "localhost,", "-c", "local", "-o"]
+    command += ["-m", module, "-a", json.dumps(arguments), "-e", f"ansible_python_interpreter={python}"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    found: dict[str, Any] = json.loads(result.stdout.partition(" => ")[2])
+    return found
+
+
+def test_out_of_the_zip_that_ansible_ships(good: Path, tools: Path) -> None:
+    options = {**STACK, "generation": str(good), "user": "", "tools": str(tools), "layers": ["driver", "stack"]}
+    result = ansible("bedplate_verify", options, sys.executable)
+    assert codes(result) == [
+        ("driver.not_managed", "skipped"),
+        ("gpu.count", "skipped"),
+        ("import.ok", "pass"),
+        ("import.ok", "pass"),
+        ("collective.ok", "pass"),
+    ], result
+    assert "PYNVML" not in str(result["verdicts"][1]["evidence"])  # the NVML child came out of the zip, too
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a probe as another user")
+def test_the_stack_runs_as_the_probe_user(verify: Run) -> None:
+    # Neither pytest's directories nor the interpreter of these tests need be open to other users.
+    generation = Path("/var/tmp") / f"bedplate-test-{os.getpid()}"
+    try:
+        subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", generation / "venv"], check=True)
+        package = tiny_stack.site_packages(generation) / "whoami"
+        package.mkdir()
+        (package / "__init__.py").write_text("import os\n__version__ = str(os.getuid())\n")
+        options = {**STACK, "imports": ["whoami"], "checks": ["imports"], "user": "nobody"}
+        result = verify(generation=str(generation), **options)
+        assert result["verdicts"][0]["evidence"]["version"] == str(pwd.getpwnam("nobody").pw_uid)
+    finally:
+        shutil.rmtree(generation, ignore_errors=True)
+
+
+@pytest.mark.parametrize("module", [bedplate_verify, bedplate_gpu_info])
+def test_documentation_and_argument_spec_say_the_same(module: Any) -> None:
+    documented = yaml.safe_load(module.DOCUMENTATION)["options"]
+    spec = module.argument_spec()
+    assert documented.keys() == spec.keys()
+    for name, option in documented.items():
+        assert option.pop("description")
+        assert option == spec[name], name
+    assert yaml.safe_load(module.EXAMPLES)
+    assert yaml.safe_load(module.RETURN)
