@@ -73,7 +73,17 @@ authorities=$(extra_authorities)
 hash=$({ printf '%s\n' "$sources" "$apt_options" "$authorities"; uname -m; cat "$ME" "$FAKEGPU"/{nvml.c,cuda.c,Makefile}; } |
   sha256sum | cut -c1-12)
 image=$IMAGE:$hash
+
+# Older images of this name go; one that a container still uses goes after that, another time.
+prune() {
+  podman images --filter "reference=$IMAGE" --format '{{.Repository}}:{{.Tag}}' |
+    while read -r old; do
+      [ "$old" = "$image" ] || podman rmi "$old" >/dev/null 2>&1 || printf 'kept %s: in use\n' "$old" >&2
+    done
+}
+
 if podman image exists "$image"; then
+  prune
   printf '%s\n' "$image"
   exit
 fi
@@ -171,10 +181,6 @@ printf '%s\n' "$sources" |
 podman tag "$IMAGE:building" "$image"
 podman untag "$IMAGE:building" "$IMAGE:building" # without the second argument every name goes
 
-# Older images of this name; one that a container still uses stays until that is gone.
-podman images --filter "reference=$IMAGE" --format '{{.Repository}}:{{.Tag}}' |
-  while read -r old; do
-    [ "$old" = "$image" ] || podman rmi "$old" >/dev/null 2>&1 || printf 'kept %s: still in use\n' "$old" >&2
-  done
+prune
 printf 'Built in %d s\n' "$((SECONDS - started))" >&2
 printf '%s\n' "$image"
