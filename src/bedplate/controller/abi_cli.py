@@ -158,12 +158,9 @@ def _print_solution(
 ) -> None:
     found = solution.satisfied_by
     say(f"{' + '.join(labels)}: " + (f"torch {', '.join(found)}" if found else "no release of torch in the index"))
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
-    table.add_column("torch")
-    table.add_column("why not", overflow="fold")
     for version, verdicts in sorted(solution.reasons.items(), key=lambda item: version_key(item[0]), reverse=True):
-        table.add_row(version, Text("\n".join(_reason(v) for v in _first_reasons(verdicts))))
-    out.print(table)
+        for number, verdict in enumerate(_first_reasons(verdicts)):
+            say(f"  {'' if number else version:<7} {_reason(verdict)}")
     for file in files:
         digest = f", sha256 {file['sha256'][:12]}" if file["sha256"] else ""
         size = f"{file['bytes_read'] / 1e6:.2f} of {file['size'] / 1e6:.1f} MB read by {file['how']}"
@@ -408,13 +405,9 @@ def index_add(
 
 
 def _print_verdicts(subject: str, verdicts: Sequence[Verdict]) -> None:
+    """Print one line per verdict, not wrapped: long names stay whole for grep and for the clipboard."""
     say(f"{subject}: {worst(verdicts)}")
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
-    for column in ("status", "code", "what"):
-        table.add_column(column, overflow="fold")
     colours = {"fail": "red", "warn": "yellow", "pass": "green"}
     for verdict in verdicts:
-        table.add_row(
-            Text(verdict.status, style=colours.get(verdict.status, "")), verdict.code, Text(sentence(verdict))
-        )
-    out.print(table)
+        line = Text(f"  {verdict.status:<5}", style=colours.get(verdict.status, ""))
+        out.print(line + Text(f" {verdict.code}  {sentence(verdict)}", style=""), soft_wrap=True)

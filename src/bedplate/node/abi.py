@@ -371,7 +371,7 @@ def check_environment(
         owner=checker.distributions.owner,
         nearest=checker.nearest,
         files=len(files),
-        judged=len(checker.judged),
+        judged=sum(1 for path in checker.judged if path.startswith(environment.site_packages + os.sep)),
         apart=len(listed),
         driver={name: len(symbols) for name, symbols in sorted(checker.driver.items())},
     )

@@ -541,7 +541,7 @@ def _layouts(context: Context, findings: Sequence[Findings]) -> list[Verdict]:
         return []
     groups: dict[str, list[Findings]] = {}
     for found in findings:
-        if found.torch_symbols and not found.file.startswith("torch/"):
+        if (found.torch_symbols or found.undefined) and not found.file.startswith("torch/"):
             groups.setdefault(context.owner(found.file), []).append(found)
     verdicts: list[Verdict] = []
     for owner, members in sorted(groups.items()):
