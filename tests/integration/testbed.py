@@ -126,6 +126,11 @@ def run(*command: str | Path) -> None:
     assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}"
 
 
+def wheel_cache() -> Path:
+    """Return where real wheels are kept between runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "bedplate" / "wheels"
+
+
 def make_node(folder: Path, prefix: str, wheels: Path, profiles: Path) -> Iterator[Node]:
     """Create one node, yield it, remove it."""
     (folder / "group_vars").symlink_to(ROOT / "inventories" / "demo" / "group_vars")

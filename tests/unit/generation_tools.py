@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from bedplate.node.drift import inspect
 from bedplate.node.generations import Generations
 from bedplate.node.journal import Paths
 
@@ -63,8 +64,8 @@ def check_live(paths: Paths) -> None:
         assert state.get("active") is None or undoing_the_first
 
 
-def check_settled(paths: Paths) -> dict[str, Any]:
-    """What must hold when nothing is under way; returns the state."""
+def check_settled(paths: Paths, damaged: str = "") -> dict[str, Any]:
+    """What must hold when nothing is under way; returns the state. ``damaged`` names what the test damaged."""
     check_live(paths)
     seen = Generations(paths).read()
     state: dict[str, Any] = seen["state"]
@@ -79,6 +80,8 @@ def check_settled(paths: Paths) -> dict[str, Any]:
     assert on_disk <= set(state["generations"]), "nothing half-removed and nothing unknown"
     kept = {name for name, entry in state["generations"].items() if entry["status"] in ("built", "verified")}
     assert kept <= on_disk
+    for name in kept - {damaged}:
+        assert not inspect(paths.generation(name)), f"{name} is whole"
     if os.path.exists(paths.state):
         fact = json.loads(Path(paths.fact).read_text())
         assert (fact["active"], fact["intent"]) == (state["active"], None)

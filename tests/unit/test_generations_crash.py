@@ -91,7 +91,8 @@ CASES: list[tuple[str, Act, Act]] = [
     ("rollback on demand", upgraded, lambda node: node.rollback("r3", kind="rollback")),
     ("settle half-built", begun, lambda node: node.settle(take_over=True)),
     ("settle a strange link", by_hand, lambda node: node.settle()),
-    ("prune", failed, lambda node: node.prune(keep=1)),
+    ("prune a failed one", failed, lambda node: node.prune(keep=1)),
+    ("prune a verified one", committed, lambda node: node.prune(keep=1)),
 ]  # fmt: skip
 
 
@@ -236,3 +237,57 @@ def test_paths_survive_copying(memory: Path) -> None:
     shutil.copytree(memory / "a", memory / "b", symlinks=True)
     copied: Paths = paths_in(memory / "b")
     assert check_settled(copied)["active"] == B
+
+
+class Stop(Exception):
+    pass
+
+
+def stopped_after_the_switch(node: Generations, monkeypatch: pytest.MonkeyPatch, act: Act) -> None:
+    """Run ``act`` until just after its rename of ``current``."""
+
+    def end(self: Generations, *args: object) -> None:
+        raise Stop
+
+    with monkeypatch.context() as patch:
+        for name in ("_end_commit", "_end_rollback"):
+            patch.setattr(Generations, name, end)
+        with pytest.raises(Stop):
+            act(node)
+
+
+def test_a_finished_switch_is_recorded_as_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Generations(paths_in(tmp_path))
+    built(node)
+    stopped_after_the_switch(node, monkeypatch, lambda node: node.commit("r3", C, [{"code": "x"}]))
+    assert "its commit was complete and is recorded now" in node.settle(take_over=True)["settled"]
+    run = check_settled(node.paths)["runs"][-1]
+    assert (run["run_id"], run["result"], run["verdicts"]) == ("r3", "active", [{"code": "x"}])
+    stopped_after_the_switch(node, monkeypatch, lambda node: node.rollback("r4", kind="rollback"))
+    assert "its switch was complete and is recorded now" in node.settle(take_over=True)["settled"]
+    state = check_settled(node.paths)
+    assert (state["active"], state["runs"][-1]["result"]) == (B, "rolled_back")
+
+
+@pytest.mark.parametrize("then", [lambda node: node.fail("r3", "x"), lambda node: node.begin("r3", C)])
+def test_the_same_run_goes_on_after_its_own_unrecorded_switch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: Act
+) -> None:
+    node = Generations(paths_in(tmp_path))
+    upgraded(node)
+    stopped_after_the_switch(node, monkeypatch, lambda node: node.rollback("r3", kind="rollback"))
+    then(node)
+    check_live(node.paths)
+    seen = node.read()
+    assert seen["current"] == seen["state"]["active"] == A
+
+
+def test_an_unrecorded_switch_may_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def act(node: Generations) -> object:
+        return node.rollback("r3", kind="rollback")
+
+    node = Generations(paths_in(tmp_path))
+    upgraded(node)
+    stopped_after_the_switch(node, monkeypatch, act)
+    act(node)
+    assert check_settled(node.paths)["active"] == A

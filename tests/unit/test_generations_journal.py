@@ -106,9 +106,9 @@ intents = st.fixed_dictionaries(
     optional={"previous": names, "reason": st.none() | st.just("x"), "verdicts": st.just([])},
 )  # fmt: skip
 runs = st.fixed_dictionaries(
-    {"run_id": st.just("r"), "result": st.sampled_from(journal.RESULTS), "verdicts": st.just([])},
-    optional={"from": names, "to": names, "previous": names, "started": st.just("")},
-)
+    {"run_id": st.just("r"), "result": st.sampled_from(journal.RESULTS), "verdicts": st.just([]), "from": names,
+     "to": names, "previous": names, "started": st.just(""), "kind": st.just("provision")},
+)  # fmt: skip
 likely = {
     "active": names,
     "previous": names,

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 import tiny_stack
+from hypothesis import given
+from hypothesis import strategies as st
 
+from bedplate.node import imports
 from bedplate.node.child import read_environment
 from bedplate.node.imports import check_import, check_imports
 from bedplate.node.verdicts import Verdict
@@ -275,3 +279,28 @@ def test_the_environment_of_the_caller_does_not_reach_the_import(
     monkeypatch.chdir(tmp_path)
     assert run(generation, "only_here").code == "import.missing_module"
     assert os.listdir(tmp_path) == ["only_here.py"]
+
+
+WORDS = st.sampled_from(
+    [": undefined symbol: ", "cannot open shared object file", ": version `", "' not found", ".so", "a"]
+)
+
+
+@given(st.lists(WORDS | st.text(max_size=5), max_size=30))
+def test_any_text_is_read_without_an_error(parts: list[str]) -> None:
+    finding = imports._from_loader(["".join(parts)])
+    assert finding is None or finding.code in ("import.undefined_symbol", "import.missing_library")
+
+
+@pytest.mark.parametrize("text", [".so" * 3000, "version " * 1000, "mismatch" * 1000, "x: " * 3000])
+def test_a_text_made_to_be_slow_is_not(text: str) -> None:
+    began = time.monotonic()
+    assert imports._from_loader([text]) is None
+    assert imports._mismatch([text]) is None
+    assert time.monotonic() - began < 1
+
+
+def test_a_loader_text_without_a_file_name() -> None:
+    finding = imports._from_loader(["undefined symbol: _ZN3c104normEv"])
+    assert (finding.code, finding.evidence["file"]) == ("import.undefined_symbol", None)
+    assert finding.message.startswith("An extension needs c10::norm()")

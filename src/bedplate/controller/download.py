@@ -12,7 +12,7 @@ import requests
 
 from .errors import BedplateError
 
-CHUNK = 1 << 20
+CHUNK = 1 << 17  # bytes; what a broken connection costs at most
 ATTEMPTS = 5
 TIMEOUT = (10, 30)  # seconds to connect, seconds without a byte
 

@@ -27,5 +27,7 @@ def generation_named(state: Mapping[str, Any], wanted: str) -> str:
     if not of_profile:
         known = sorted({g["profile"] for g in verified.values()} | verified.keys())
         hint = near(wanted, known) or "."
-        raise BedplateError(f"no verified generation `{wanted}` on this node{hint} Verified: {', '.join(known) or 'none'}.")
+        raise BedplateError(
+            f"no verified generation `{wanted}` on this node{hint} Verified: {', '.join(known) or 'none'}."
+        )
     return max(of_profile, key=lambda name: verified[name]["verified"])

@@ -60,7 +60,10 @@ def failure_report(failure: JsonDict, outcome: JsonDict, wanted: str) -> str:
         after = [Verdict.from_dict(verdict) for verdict in outcome["verdicts"]]
         broken = [sentence(verdict) for verdict in failing(after)]
         if broken:
-            lines += [f"The node is on {outcome['current']}, which does NOT verify{mark}; a person is needed:", *broken]
+            lines += [
+                f"The node is on {outcome['current']}, which does NOT verify{mark}; a person is needed:",
+                *broken,
+            ]
         else:
             lines.append(f"The node is on {outcome['current']}, verified again{mark}:")
             lines += report(outcome["verdicts"])

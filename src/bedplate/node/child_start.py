@@ -7,6 +7,7 @@ the answer (``result.json``) and the stages (``stage-<name>``).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import json
@@ -43,8 +44,9 @@ def main() -> None:
     if config["memory_bytes"]:
         # RLIMIT_DATA and not RLIMIT_AS: CUDA reserves address space far beyond any memory it uses.
         resource.setrlimit(resource.RLIMIT_DATA, (config["memory_bytes"], config["memory_bytes"]))
-    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as stream:
-        stream.write("1000")  # where memory runs out, the probe goes and not the node's work
+    # Where memory runs out, the probe goes and not the node's work. Some containers do not let it choose.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as stream:
+        stream.write("1000")
     # On SIGTERM, which is how a timeout begins: print where every thread is, then die of it.
     faulthandler.enable()
     faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)

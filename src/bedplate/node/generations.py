@@ -363,7 +363,7 @@ class Generations:
         """
         _need("run_id", run_id)
         with self._changing() as change:
-            self._finish_decided(change, run_id)
+            self._finish_decided(change, run_id, (COMMIT, UNDO))
             intent = _mine(change, run_id)
             if intent and intent["kind"] == "provision":
                 return self._end_failed(change, intent, reason, verdicts or [])
@@ -453,7 +453,7 @@ class Generations:
 
     def _undo(self, change: Change, run: Json, reason: str, verdicts: list[Json], holder: Json) -> Json:
         """Take back a commit of this very run, which is the last one on the node."""
-        bad, back = run.get("to"), run.get("from")
+        bad, back = run["to"], run["from"]
         if bad == back or bad not in change.generations:
             run.update(result="failed", reason=reason, verdicts=run["verdicts"] + verdicts)
             change.save()
@@ -471,7 +471,7 @@ class Generations:
             "run_id": run["run_id"],
             "kind": "rollback",
             "from": bad,
-            "previous": run.get("previous"),
+            "previous": run["previous"],
             "to": back,
         }
         intent.update(
@@ -521,10 +521,10 @@ class Generations:
             self._settle(change)
             return change.report(" ".join(change.settled) or "Nothing was left unfinished.")
 
-    def _finish_decided(self, change: Change, run_id: str) -> None:
-        """End this run's own commit or undo that could not be recorded (a full disk) before going on."""
+    def _finish_decided(self, change: Change, run_id: str, steps: tuple[str, ...] = RESERVED) -> None:
+        """End what this run had decided and could not record (a full disk) before it goes on."""
         intent = _mine(change, run_id)
-        if intent and intent["step"] in (COMMIT, UNDO):
+        if intent and intent["step"] in steps:
             self._settle_intent(change, intent)
 
     def _settle(self, change: Change) -> None:

@@ -23,14 +23,15 @@ LAYER = "stack"
 # Private memory of an import. The real stacks stay below 2 GiB; what fills a node's memory stops here.
 MEMORY_BYTES = 16 << 30
 
-# glibc, elf/dl-lookup.c and elf/dl-load.c: "<file>: undefined symbol: <name>[, version <v>]",
-# "<file>: cannot open shared object file: <reason>", elf/dl-version.c: "<lib>: version `<v>' not found
-# (required by <file>)".
-_UNDEFINED = re.compile(r"(?:(?P<file>[^\s:'\"]+\.so[^\s:'\"]*): )?undefined symbol: (?P<symbol>[^\s,'\")]+)")
-_NO_LIBRARY = re.compile(r"(?P<library>[^\s:'\"]+): cannot open shared object file")
-_NO_VERSION = re.compile(
-    r"(?P<library>[^\s:'\"]+): version [`'](?P<version>[^']+)' not found(?: \(required by (?P<file>[^)]+)\))?"
-)
+# glibc's words, elf/dl-lookup.c, elf/dl-load.c and elf/dl-version.c:
+#   <file>: undefined symbol: <name>[, version <version>]
+#   <library>: cannot open shared object file: <reason>
+#   <library>: version `<version>' not found (required by <file>)
+# The patterns begin with fixed words and the name before them is cut out apart (_name_before), so that a
+# text made to be slow to match is not.
+_UNDEFINED = re.compile(r": undefined symbol: (?P<symbol>[^\s,'\")]+)|^undefined symbol: (?P<alone>[^\s,'\")]+)", re.M)
+_NO_LIBRARY = re.compile(r": cannot open shared object file")
+_NO_VERSION = re.compile(r": version [`'](?P<version>[^\s']+)' not found(?: \(required by (?P<file>[^)\n]+)\))?")
 # How packages say it: "flashinfer-cubin version (0.6.2) does not match flashinfer version (0.6.3)", and kin.
 _MISMATCH = re.compile(
     r"\bversions?\b.{0,120}\b(?:does not match|do not match|mismatch)"
@@ -145,34 +146,38 @@ def _from_loader(texts: Sequence[str]) -> Finding | None:
     return None
 
 
+def _name_before(match: re.Match[str]) -> str:
+    """Return the file name that stands before a match: up to a blank, a quote or a colon."""
+    return re.split(r"[\s'\":]", match.string[: match.start()])[-1]
+
+
 def _loader_finding(match: re.Match[str]) -> Finding:
     """Return what one sentence of the loader says."""
+    name = _name_before(match)
     if match.re is _UNDEFINED:
-        symbol, file = match["symbol"], match["file"]
-        name = demangle(symbol)
-        where = os.path.basename(file) if file else "An extension"
+        symbol = match["symbol"] or match["alone"]
+        wanted = demangle(symbol)
         return Finding(
             "import.undefined_symbol",
-            f"{where} needs {name}, which no loaded library defines.",
+            f"{os.path.basename(name) or 'An extension'} needs {wanted}, which no loaded library defines.",
             (
                 "It was compiled against another release: install the release it was built for, "
                 "or go back to the previous profile."
             ),
-            {"symbol": symbol, "demangled": name, "file": file},
+            {"symbol": symbol, "demangled": wanted, "file": name or None},
         )
-    library = match["library"]
     if match.re is _NO_LIBRARY:
         return Finding(
             "import.missing_library",
-            f"The loader does not find {library}.",
-            _library_action(os.path.basename(library)),
-            {"library": library},
+            f"The loader does not find {name}.",
+            _library_action(os.path.basename(name)),
+            {"library": name},
         )
     return Finding(
         "import.missing_library",
-        f"{library} is too old: it lacks {match['version']}.",
+        f"{name} is too old: it lacks {match['version']}.",
         "Use a wheel built for this system, or a newer system.",
-        {"library": library, "version": match["version"], "file": match["file"]},
+        {"library": name, "version": match["version"], "file": match["file"]},
     )
 
 

@@ -161,8 +161,9 @@ def _problem(state: Any) -> str | None:
     for run in runs:
         if not isinstance(run, dict) or not isinstance(run.get("run_id"), str) or run.get("result") not in RESULTS:
             return "a run is incomplete"
-        if not all(_text_or_none(run.get(key)) for key in ("kind", "from", "previous", "to", "started")):
-            return "a run has a field that is not text"
+        texts = ("kind", "from", "previous", "to", "started")
+        if not all(key in run and _text_or_none(run[key]) for key in texts):
+            return "a run is incomplete"
         if not isinstance(run.get("verdicts"), list):
             return "a run has no list of verdicts"
     return None
