@@ -141,7 +141,10 @@ def test_no_driver_library(tools: Path, tmp_path: Path) -> None:
 def test_no_pynvml_on_the_node(tmp_path: Path) -> None:
     found = gpu.query(str(tmp_path))
     assert found["error"]["name"] == "PYNVML_MISSING"
-    assert codes(found, expected_count=0) == [("gpu.nvml_error", "fail")]
+    (verdict,) = gpu.judge(found, expected_count=0)
+    assert (verdict.code, verdict.status) == ("gpu.nvml_error", "fail")
+    assert verdict.message.startswith(str(tmp_path))
+    assert "node_tools" in verdict.action
 
 
 def test_without_an_expectation_nothing_is_judged(query: Query) -> None:

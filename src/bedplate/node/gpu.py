@@ -94,6 +94,10 @@ def _error_verdict(subject: str, error: Mapping[str, Any]) -> Verdict:
     """Return the verdict for an NVML error."""
     status, action = _ADVICE.get(error["code"], _UNKNOWN_ADVICE)
     message = f"NVML answers {error['name']}: {error['text'].rstrip('.')}."
+    if error["code"] is None:  # NVML itself was not reached, or did not come back
+        message = f"{error['text'].rstrip('.')}."
+    if error["name"] == "PYNVML_MISSING":
+        action = "Run the role node_tools, which copies it to the node."
     return Verdict("gpu.nvml_error", status, LAYER, subject, message, {"error": dict(error)}, action)
 
 
