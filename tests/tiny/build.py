@@ -86,9 +86,7 @@ def check_glibc(library: Path) -> None:
     """Refuse a library that needs a newer glibc than the wheel's tag says."""
     minors = [int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)", library.read_bytes())]
     if max(minors, default=0) > GLIBC_MINOR:
-        raise SystemExit(
-            f"build.py: {library.name} needs glibc 2.{max(minors)}; the tag says 2.{GLIBC_MINOR}"
-        )
+        raise SystemExit(f"build.py: {library.name} needs glibc 2.{max(minors)}; the tag says 2.{GLIBC_MINOR}")
 
 
 def build_torch(root: Path, torch: Torch) -> None:
@@ -99,9 +97,7 @@ def build_torch(root: Path, torch: Torch) -> None:
     # Like the real files: DT_RPATH, not RUNPATH, to the siblings.
     here = ["-Wl,--disable-new-dtags", "-Wl,-rpath,$ORIGIN", f"-L{lib}"]
     compile_library(lib / "libc10.so", "c10.cpp", "-Wl,-soname,libc10.so", *defines)
-    compile_library(
-        lib / "libc10_cuda.so", "c10_cuda.cpp", "-Wl,-soname,libc10_cuda.so", *defines, *here, "-lc10"
-    )
+    compile_library(lib / "libc10_cuda.so", "c10_cuda.cpp", "-Wl,-soname,libc10_cuda.so", *defines, *here, "-lc10")
     compile_library(
         lib / "libtorch_python.so",
         "torch_python.cpp",
@@ -141,11 +137,7 @@ def write_wheel(output: Path, tree: Path, name: str, version: str, original: str
     """Pack a tree as a wheel: sorted names, fixed times and modes, RECORD with hashes (PEP 427)."""
     escaped = name.replace("-", "_")
     info = f"{escaped}-{version}.dist-info"
-    files = {
-        path.relative_to(tree).as_posix(): path.read_bytes()
-        for path in sorted(tree.rglob("*"))
-        if path.is_file()
-    }
+    files = {path.relative_to(tree).as_posix(): path.read_bytes() for path in sorted(tree.rglob("*")) if path.is_file()}
     summary = STAND_IN.format(original)
     files[f"{info}/METADATA"] = (
         f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: {summary}\n"
@@ -231,9 +223,7 @@ def lock_profiles(profiles: Path, wheels: Path) -> None:
 def main() -> None:
     """Build what the command line asks for."""
     parser = argparse.ArgumentParser(description="Build the tiny wheels and their locked profiles.")
-    parser.add_argument(
-        "out", type=Path, help="directory to write; its wheels, profiles and stubs are replaced"
-    )
+    parser.add_argument("out", type=Path, help="directory to write; its wheels, profiles and stubs are replaced")
     parser.add_argument("--no-lock", action="store_true", help="leave the profiles unlocked")
     arguments = parser.parse_args()
     out = arguments.out.resolve()

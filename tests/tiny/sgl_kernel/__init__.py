@@ -7,6 +7,5 @@ try:
 except ImportError as error:
     # The real package tries several files and reports all attempts in one new error; so does this one.
     raise ImportError(
-        "[sgl_kernel] CRITICAL: Could not load any common_ops library!\n"
-        f"Attempted to import common_ops: {error}"
+        f"[sgl_kernel] CRITICAL: Could not load any common_ops library!\nAttempted to import common_ops: {error}"
     ) from None

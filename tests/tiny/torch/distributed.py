@@ -33,9 +33,7 @@ def is_nccl_available() -> bool:
     return False
 
 
-def init_process_group(
-    backend: str, *, init_method: str, rank: int, world_size: int, timeout: timedelta
-) -> None:
+def init_process_group(backend: str, *, init_method: str, rank: int, world_size: int, timeout: timedelta) -> None:
     """Meet the other ranks through the file that init_method names (file:///path)."""
     if backend != "gloo":
         raise RuntimeError(f"this stand-in has no backend {backend}")
