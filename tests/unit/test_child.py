@@ -217,7 +217,8 @@ def test_a_probe_dies_with_its_caller(tmp_path: Path) -> None:
         "import the_probe; from bedplate.node.child import run_probe; "
         "run_probe(the_probe, {}, python=sys.executable, timeout_s=60)"
     )
-    process = subprocess.Popen([sys.executable, "-c", caller])
+    # The killed caller leaves its directory behind: here, in a place that pytest removes.
+    process = subprocess.Popen([sys.executable, "-c", caller], env={**os.environ, "TMPDIR": str(tmp_path)})
     deadline = time.monotonic() + 20
     while not (pid_file.exists() and pid_file.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
