@@ -8,7 +8,7 @@ from ansible.errors import AnsibleLookupError
 from ansible.plugins.lookup import LookupBase
 
 try:
-    from bedplate.controller.errors import BedplateError
+    from bedplate.controller.errors import BedplateError, near
     from bedplate.controller.plain import plain
     from bedplate.controller.profiles import for_deploy
 except ImportError as error:
@@ -79,11 +79,17 @@ _raw:
 """
 
 
+OPTIONS = ("target", "profiles", "allow_refused")
+
+
 class LookupModule(LookupBase):  # type: ignore[misc]  # ansible ships no types
     """Ansible's glue; the logic is bedplate.controller.profiles.for_deploy."""
 
     def run(self, terms: list[Any], variables: Any = None, **kwargs: Any) -> list[dict[str, Any]]:
         """Return a list of one dictionary."""
+        # Ansible ignores options that a lookup does not have, and a misspelt one would look as if it were taken.
+        for option in set(kwargs) - set(OPTIONS):
+            raise AnsibleLookupError(f"bedplate_profile has no option `{option}`{near(option, OPTIONS) or '.'}")
         self.set_options(var_options=variables, direct=kwargs)
         if len(terms) != 1 or not isinstance(terms[0], str):
             raise AnsibleLookupError("bedplate_profile takes the name of one profile")

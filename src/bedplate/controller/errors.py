@@ -14,7 +14,11 @@ class BedplateError(Exception):
     """
 
 
-def near(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean X?` for the known word nearest to *word*, or an empty string."""
-    match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean `{match[0]}`?" if match else ""
+def near(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return `; did you mean X?` for the known word nearest to *word*, or an empty string.
+
+    A *prefix* that all of them share is left out of the comparison, for it would make everything near.
+    """
+    rests = [name.removeprefix(prefix) for name in known]
+    match = difflib.get_close_matches(word.removeprefix(prefix), rests, n=1, cutoff=0.6)
+    return f"; did you mean `{prefix}{match[0]}`?" if match else ""

@@ -51,7 +51,7 @@ def problems(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]
         if name in PLAY_VARIABLES:
             continue
         if name not in known:
-            found.append(f"nothing reads the variable `{name}`{near(name, known) or '.'}")
+            found.append(f"nothing reads the variable `{name}`{near(name, known, PREFIX) or '.'}")
             continue
         choices = [str(choice) for choice in known[name].get("choices") or ()]
         if choices and str(value) not in choices:
