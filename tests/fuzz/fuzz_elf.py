@@ -1,0 +1,55 @@
+"""Coverage-guided fuzzing of the ELF reader: anything but ElfError is a finding.
+
+Run it in an environment that has atheris (it is not in the project's lock, being a compiler-dependent tool):
+
+    PYTHONPATH=src:tests/fuzz python tests/fuzz/fuzz_elf.py \\
+        -runs=10000000 -rss_limit_mb=256 -timeout=5 -max_len=1536 CORPUS
+
+The seeds are added to CORPUS when it is empty; reduced cases that once failed or reached new code are kept in
+tests/fuzz/corpus and run by tests/unit/test_elf.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["bedplate.node.elf"]):
+    from bedplate.node.elf import ElfError, ElfFile
+
+from seeds import SEEDS
+
+
+def read_everything(data: bytes) -> None:
+    """Use every reading method of the reader."""
+    file = ElfFile(data)
+    _ = (file.needed, file.soname, file.rpath, file.runpath, file.interpreter, file.bind_now, file.nodeflib)
+    _ = (file.tls_bytes, file.executable_stack, file.versions(), file.needed_versions(), file.defined_versions())
+    file.relocated({symbol.number for symbol in file.undefined()})
+    for symbol, _ in zip(file.exports(), range(50), strict=False):
+        file.lookup(symbol.name, symbol.version.name if symbol.version else None)
+    file.lookup(b"puts", b"GLIBC_2.2.5")
+
+
+def one_input(data: bytes) -> None:
+    """Read one input; ElfError is the expected answer to bad ones."""
+    try:
+        read_everything(data)
+    except ElfError:
+        return
+
+
+def main() -> None:
+    """Seed the corpus and fuzz."""
+    directories = [a for a in sys.argv[1:] if not a.startswith("-")]
+    if directories and not any(Path(directories[0]).iterdir()):
+        for name, data in SEEDS.items():
+            (Path(directories[0]) / name).write_bytes(data)
+    atheris.Setup(sys.argv, one_input)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
