@@ -239,7 +239,7 @@ def test_paths_survive_copying(memory: Path) -> None:
     assert check_settled(copied)["active"] == B
 
 
-class Stop(Exception):
+class StopHereError(Exception):
     pass
 
 
@@ -247,12 +247,12 @@ def stopped_after_the_switch(node: Generations, monkeypatch: pytest.MonkeyPatch,
     """Run ``act`` until just after its rename of ``current``."""
 
     def end(self: Generations, *args: object) -> None:
-        raise Stop
+        raise StopHereError
 
     with monkeypatch.context() as patch:
         for name in ("_end_commit", "_end_rollback"):
             patch.setattr(Generations, name, end)
-        with pytest.raises(Stop):
+        with pytest.raises(StopHereError):
             act(node)
 
 

@@ -126,6 +126,8 @@ class Generations:
                 ``no_space``, ``io``.
         """
         _need("run_id", run_id)
+        if generation:
+            self.paths.generation(generation)
         with self._changing() as change:
             self._refuse_others(change, run_id, take_over)
             self._finish_decided(change, run_id)

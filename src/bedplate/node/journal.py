@@ -161,8 +161,8 @@ def _problem(state: Any) -> str | None:
     for run in runs:
         if not isinstance(run, dict) or not isinstance(run.get("run_id"), str) or run.get("result") not in RESULTS:
             return "a run is incomplete"
-        texts = ("kind", "from", "previous", "to", "started")
-        if not all(key in run and _text_or_none(run[key]) for key in texts):
+        needed = ("kind", "from", "previous", "to", "started")
+        if not all(key in run and _text_or_none(run[key]) for key in needed):
             return "a run is incomplete"
         if not isinstance(run.get("verdicts"), list):
             return "a run has no list of verdicts"
