@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -261,7 +263,9 @@ def test_rollback_on_demand(node: Generations, paths: Paths) -> None:
     assert not node.rollback("r3", kind="rollback")["changed"], "not back and forth"
     node.rollback("r4", B, kind="rollback")
     assert check_settled(paths)["active"] == B
-    assert not node.rollback("r5", B, kind="rollback")["changed"]
+    for again in (node.begin("r5", B, kind="rollback"), node.rollback("r5", B, kind="rollback")):
+        assert not again["changed"]
+        assert again["message"] == f"{B} is active already."
 
 
 def test_rollback_says_what_there_is(node: Generations, paths: Paths) -> None:
@@ -319,6 +323,33 @@ def test_the_operators_own_link_is_followed(node: Generations, paths: Paths) -> 
     assert "by hand" in node.settle()["settled"]
     state = node.read()["state"]
     assert (state["active"], state["previous"]) == (A, B)
+
+
+def test_the_documented_way_by_hand_works(node: Generations, paths: Paths) -> None:
+    """docs/rollback.md, word for word but for the places."""
+    provision(node, "r1", A)
+    provision(node, "r2", B)
+    document = (Path(__file__).parents[2] / "docs" / "rollback.md").read_text()
+    look, switch, journal = re.findall(r"```sh\n(.*?)```", document, re.DOTALL)
+
+    def shell(text: str) -> str:
+        for said, here in (
+            ("/var/lib/bedplate", paths.state_dir),
+            ("/opt/bedplate", paths.root),
+            ("cu128-torch2.9.1-0123456789ab", A),
+        ):
+            text = text.replace(said, here)
+        return subprocess.run(["sh", "-ec", text], check=True, capture_output=True, text=True).stdout
+
+    assert f"generations/{B}" in shell(look)
+    shell(switch[: switch.rindex("/opt/bedplate/current/venv/bin/python")])
+    assert "by hand" in node.settle()["settled"]
+    assert check_settled(paths)["active"] == A
+    Path(paths.state).write_text("{")
+    shell(journal)
+    assert node.read()["clean"]
+    provision(node, "r3", B)
+    assert check_settled(paths)["previous"] == A
 
 
 @pytest.mark.parametrize("target", ["generations/nowhere-000000000000", "/etc", "generations/../../etc", None])

@@ -115,7 +115,7 @@ class Generations:
         A generation that is built or verified already and undamaged is kept (``reused``); a failed,
         half-built or drifted one is removed and starts anew, unless it is the live one, which is never
         touched: that is refused. ``kind`` rollback needs a verified generation to go to; an empty
-        ``generation`` means the previous one.
+        ``generation`` means the previous one; the active one needs no change and gets no intent.
 
         Returns:
             The common keys, ``generation`` (id), ``directory`` (its path), ``reused`` (no build is needed).
@@ -141,6 +141,11 @@ class Generations:
                     )
             else:
                 self._settle(change)
+                if kind == "rollback" and generation and generation == change.state["active"]:
+                    change.result.update(
+                        generation=generation, directory=self.paths.generation(generation), reused=True
+                    )
+                    return change.report(f"{generation} is active already.")
                 intent = self._announce(change, run_id, generation, kind, profile, target, holder or {}, step)
             to = intent["to"]
             reused = change.generations[to]["status"] in ("built", "verified")
@@ -427,8 +432,6 @@ class Generations:
                 f"{active or 'none'}, other verified: {_list(others)}). Name one of those, or provision a "
                 "profile that works.",
             )
-        if to == active:
-            raise StateError("refused", f"{to} is active on {self.node} already (other verified: {_list(others)}).")
         if not change.usable(to):
             entry = change.generations.get(to)
             what = "unknown here" if entry is None else entry["status"] if change.on_disk(to) else "not on disk"
@@ -664,7 +667,8 @@ class Generations:
         raise StateError(
             "busy",
             f"{self.node} is being changed by {_who(intent)} since {intent['started']}, at step "
-            f"{intent['step']}; wait until that run ends or, when it is dead, run again and take over.",
+            f"{intent['step']}; wait until that run ends or, when it is dead, run again with "
+            "bedplate_take_over=true.",
         )
 
     def _only_planned(self, change: Change) -> bool:
