@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -117,6 +118,6 @@ def test_what_is_no_holder_is_not_known(holder: dict[str, object]) -> None:
 def test_the_real_proc() -> None:
     code = "import json; from bedplate.controller.holder import current_run; print(json.dumps(current_run()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    holder = __import__("json").loads(done.stdout)["holder"]
+    holder = json.loads(done.stdout)["holder"]
     assert is_alive(holder) is False
     assert is_alive(current_run()["holder"]) is True

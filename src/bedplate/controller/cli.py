@@ -10,6 +10,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from . import fetch as fetching
+from .abi_cli import app as abi_app
 from .locking import make_lock
 from .profile_cli import app as profile_app
 from .profiles import load_profile
@@ -24,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 app.add_typer(profile_app, name="profile")
+app.add_typer(abi_app, name="abi")
 
 
 def _version(wanted: bool) -> None:

@@ -13,7 +13,6 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,6 +114,9 @@ def fetch(
     """
     stop = threading.Event()
     seen = _read_verified(plan.directory)
+    todo = iter(plan.missing)  # shared: taking the next of a list's items is one step for Python's threads
+    problems: list[str] = []
+    bugs: list[Exception] = []
 
     def one(file: LockedFile) -> None:
         url = find_url(file, index_of(profile, file.name, index_url), session)
@@ -123,20 +125,37 @@ def fetch(
         seen[file.file] = _stamp(download.path, file.sha256)
         done()
 
-    with requests.Session() as session, ThreadPoolExecutor(PARALLEL) as pool:
-        session.mount("https://", requests.adapters.HTTPAdapter(pool_maxsize=PARALLEL * 2))
-        futures: list[Future[None]] = [pool.submit(one, file) for file in plan.missing]
+    def work() -> None:
+        for file in todo:
+            if not stop.is_set():
+                attempt(file)
+
+    def attempt(file: LockedFile) -> None:
         try:
-            wait(futures)
-        except KeyboardInterrupt:
+            one(file)
+        except Stopped:
+            return
+        except BedplateError as error:
+            problems.append(str(error))
+        except Exception as error:  # noqa: BLE001  # raised again below, where it is seen
+            bugs.append(error)
             stop.set()
-            pool.shutdown(cancel_futures=True)
-            raise
+
+    # Daemons, so that an interrupt need not wait for a server that does not answer.
+    workers = [threading.Thread(target=work, daemon=True) for _ in range(PARALLEL)]
+    with requests.Session() as session:
+        try:
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
         finally:
-            _write_verified(plan.directory, seen)
-    problems = [str(error) for future in futures if (error := _error(future))]
+            stop.set()
+            _write_verified(plan.directory, dict(seen))
+    if bugs:
+        raise bugs[0]
     if problems:
-        raise BedplateError("\n".join([*problems, "What arrived is kept; run the same command to go on."]))
+        raise BedplateError("\n".join([*sorted(problems), "What arrived is kept; run the same command to go on."]))
 
 
 def index_of(profile: Profile, package: str, default: str) -> str:
@@ -163,13 +182,6 @@ def find_url(file: LockedFile, index: str, session: requests.Session) -> str:
         if package.filename == file.file and "sha256" not in package.digests:
             return package.url
     raise BedplateError(f"{file.file}: {index} has no file with the locked sha256 {file.sha256}")
-
-
-def _error(future: Future[None]) -> BaseException | None:
-    error = None if future.cancelled() else future.exception()
-    if error is not None and not isinstance(error, (BedplateError, Stopped)):
-        raise error
-    return error
 
 
 Stamps = dict[str, list[int | str]]
