@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from . import fetch as fetching
 from .abi_cli import app as abi_app
 from .locking import make_lock
 from .profile_cli import app as profile_app
@@ -116,6 +115,8 @@ def fetch(
 
     A second call downloads what is missing; an interrupted one is taken up where it stopped.
     """
+    from . import fetch as fetching  # its libraries take most of the start-up time
+
     profile = load_profile(name, profiles)
     directory = to or fetching.default_directory()
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
