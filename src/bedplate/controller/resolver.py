@@ -113,7 +113,7 @@ def explain(stderr: str, target: str, glibc: str) -> str:
         )
     if "No solution found" in stderr:
         text = re.sub(r"\s*\n\s*(?:cause: |hint: )?", " ", stderr.strip()).partition(" Because ")[2]
-        return f"no set of wheels fits {target} with glibc {glibc}: because {text}"
+        return f"no set of wheels fits {target} with glibc {glibc}: because {text.rstrip('.')}"
     return f"uv failed: {stderr.strip()}"
 
 
