@@ -15,7 +15,7 @@ readonly FAKEGPU=$HERE/../fakegpu
 
 # What every GPU host has before anyone provisions it. Not libnuma1: a profile's system_packages must bring that.
 readonly PACKAGES=(
-  systemd systemd-sysv dbus                    # the node boots, and reboots, like a machine
+  systemd systemd-sysv dbus                    # the node boots, and reboots (through logind), like a machine
   openssh-server sudo acl                      # Ansible's way in; acl lets it become an unprivileged user
   python3 python3-apt python3-debian           # Ansible's modules, apt and deb822_repository among them
   ca-certificates gpg                          # apt and uv over https
@@ -150,7 +150,7 @@ chroot "$1" useradd --create-home --shell /bin/bash ops
 # No getty and no udev: a container has neither terminals nor devices of its own.
 chroot "$1" systemctl --quiet enable ssh ssh-host-key
 chroot "$1" systemctl --quiet mask getty.target console-getty.service systemd-udevd.service \
-  systemd-udev-trigger.service systemd-logind.service systemd-networkd-wait-online.service \
+  systemd-udev-trigger.service systemd-networkd-wait-online.service \
   apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer fstrim.timer
 chroot "$1" ldconfig
 log=$(chroot "$1" update-ca-certificates 2>&1) || { echo "$log" >&2; exit 1; }
