@@ -192,6 +192,19 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
             continue
 
 
+CORPUS = Path(__file__).parents[1] / "fuzz" / "corpus"
+
+
+def test_the_kept_corpus_of_the_fuzzer() -> None:
+    cases = sorted(CORPUS.glob("*.bin"))
+    assert len(cases) > 20
+    for case in cases:
+        try:
+            read_everything(case.read_bytes())
+        except ElfError:  # noqa: PERF203 - each case by itself
+            continue
+
+
 def test_names_are_bounded(library: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_NAME_TOTAL", 10)
     with pytest.raises(ElfError, match="names of the file"):
