@@ -232,6 +232,7 @@ class Generations:
         with self._changing() as change:
             if self._only_planned(change):
                 return change.report(f"Run {run_id} would be at step {step}.")
+            self._finish_decided(change, run_id)
             intent = self._own(change, run_id, "")
             if intent["step"] != step:
                 intent.update(step=step, updated=now())
@@ -251,6 +252,7 @@ class Generations:
         with self._changing() as change:
             if self._only_planned(change):
                 return change.report(f"Run {run_id} would seal {generation or 'what it builds'}.")
+            self._finish_decided(change, run_id)
             intent = self._own(change, run_id, generation)
             entry = change.generations[intent["to"]]
             if entry["status"] != "building":
