@@ -109,12 +109,12 @@ def test_nothing_installed_cannot_be_sealed(tmp_path: Path) -> None:
 def test_25000_files_are_quick(tmp_path: Path) -> None:
     install(str(tmp_path), dists=50, files=500)
     assert write_manifest(str(tmp_path))["files"] == 25100
-    best = min(timed(str(tmp_path)) for _ in range(3))
-    print(f"drift of 25,100 files: {best:.3f} s")
-    assert best < 0.5, "0.3 s wanted; room for a busy machine"
+    best = min(seconds_of_work(str(tmp_path)) for _ in range(3))
+    assert best < 0.3
 
 
-def timed(generation: str) -> float:
-    start = time.perf_counter()
+def seconds_of_work(generation: str) -> float:
+    """CPU time, so that a busy machine does not fail the test."""
+    start = time.process_time()
     assert not inspect(generation)
-    return time.perf_counter() - start
+    return time.process_time() - start
