@@ -4,7 +4,7 @@
 # A node is a whole Debian (or Ubuntu) with systemd and sshd, made from the packages of the release this machine runs,
 # through the sources this machine's apt already uses. On top come stand-ins for a GPU driver (tests/fakegpu), in this
 # image only. The hash covers everything that goes in, so an unchanged image is found, not built.
-# Needs: podman, mmdebstrap, gcc, make.  Nothing on this machine is changed but podman's image store.
+# Needs: podman, mmdebstrap, gcc, make. Changes nothing on this machine but podman's image store.
 set -euo pipefail
 export LC_ALL=C
 
@@ -30,24 +30,27 @@ done
 # shellcheck source=/dev/null
 . /etc/os-release
 case ${ID:-} in
-  debian) components='main|contrib|non-free|non-free-firmware' ;;
-  ubuntu) components='main|restricted|universe|multiverse' ;;
+  debian) origin=Debian components='main|contrib|non-free|non-free-firmware' ;;
+  ubuntu) origin=Ubuntu components='main|restricted|universe|multiverse' ;;
   *) die "this machine runs ${ID:-an unknown system}; node images are built on Debian or Ubuntu, from their own packages" ;;
 esac
 
-# One build at a time on a checkout; the second one finds the first one's image.
-exec 9<"$ME"
-flock 9
+# One build at a time; the second one finds the first one's image. --close: nothing podman leaves running holds the lock.
+if [ -z "${BEDPLATE_IMAGE_LOCKED:-}" ]; then
+  cache=${XDG_CACHE_HOME:-$HOME/.cache}/bedplate
+  mkdir -p "$cache"
+  BEDPLATE_IMAGE_LOCKED=yes exec flock --close "$cache" "$ME"
+fi
 
-# The distribution's own entries for this release, as apt itself reads them (deb822 or one-line, any file): third-party
-# sources have another suite, another component or a keyring of their own. No mirror is named in this project.
+# The distribution's own entries for this release, as apt itself reads them (deb822 or one-line, any file); others have
+# another suite, component or origin. No mirror is named in this project.
 sources() {
-  apt-get indextargets --format '$(RELEASE) $(COMPONENT) $(REPO_URI) $(SIGNED_BY)' 'Identifier: Packages' |
-    awk -v suite="$VERSION_CODENAME" -v components="^($components)\$" -v keyring="$ID-archive-keyring" '
-      $1 !~ "^" suite "(-updates|-security)?$" || $2 !~ components || $3 !~ "^https?://" { next }
-      # apt prints the name of an unset field unexpanded
-      $4 != "" && $4 !~ /^\$/ && index($4, keyring) == 0 { next }
-      !seen[$0]++ { print "deb " $3, $1, $2 }'
+  apt-get indextargets --format '$(RELEASE) $(COMPONENT) $(REPO_URI) $(ORIGIN)' 'Identifier: Packages' |
+    awk -v suite="^$VERSION_CODENAME(-updates|-security)?\$" -v components="^($components)\$" -v origin="$origin" '
+      # before the first `apt-get update` the origin is not known, and apt prints the name of the field
+      $1 ~ suite && $2 ~ components && $3 ~ "^https?://" && ($4 == origin || $4 == "$(ORIGIN)") && !seen[$0]++ {
+        print "deb", $3, $1, $2
+      }'
 }
 
 # What makes apt work here beyond its sources: proxies, and whether dates are checked (a machine may live off an archive).
@@ -158,6 +161,8 @@ log=$(chroot "$1" update-ca-certificates 2>&1) || { echo "$log" >&2; exit 1; }
 rm -f "$1"/etc/ssh/ssh_host_*
 : >"$1/etc/machine-id"
 rm -f "$1/var/lib/dbus/machine-id"
+# 50 MB of package lists that a node fetches again anyway; mmdebstrap's own cleaning does not always catch them.
+find "$1/var/lib/apt/lists" -type f -delete
 CUSTOMIZE
 chmod +x "$work/customize"
 
