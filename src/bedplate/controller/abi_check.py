@@ -51,7 +51,7 @@ def lock_report(
         return WheelReport(
             [_skipped(profile.name, "the profile has no torch: nothing to hold the wheels against")], []
         ), []
-    indexes = {canonicalize_name(name): entry.url for entry in stack.indexes for name in entry.packages}
+    indexes: dict[str, str] = {canonicalize_name(name): entry.url for entry in stack.indexes for name in entry.packages}
     try:
         release, cuda, index = _torch_of(torch, index, find_links)
         extensions, looked = from_lock(locked.files, find_links=find_links, indexes=indexes)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
@@ -132,7 +133,7 @@ def _requirement(text: str) -> Requirement:
 
 
 def _fitting(
-    packages: Sequence[DistributionPackage], requirement: Requirement, ranks: dict[object, int]
+    packages: Sequence[DistributionPackage], requirement: Requirement, ranks: dict[Tag, int]
 ) -> list[DistributionPackage]:
     """Return the wheels of the newest version the requirement allows that fit, best tag first, newest build first."""
     found: list[tuple[Version, tuple[int, int], DistributionPackage]] = []

@@ -144,7 +144,7 @@ class _Versions(NamedTuple):
     known: set[int]
 
 
-def _version_tables(data: bytes, at: int, strtab: int, strings_end: int) -> tuple[int, int, int, int, set[int]] | None:
+def _version_tables(data: bytes, at: int, strtab: int, strings_end: int) -> _Versions | None:
     """Return the version definitions (if any) and needs that begin at `at`; None when there are none."""
     defined = {1}
     known = {0, 1}

@@ -200,7 +200,7 @@ class RemoteWheel:
         """Read the directory."""
         self.source = source
         try:
-            with zipfile.ZipFile(_Window(source)) as archive:  # type: ignore[arg-type]
+            with zipfile.ZipFile(_Window(source)) as archive:
                 self.members = {m.filename: m for m in archive.infolist() if not m.is_dir()}
         except (zipfile.BadZipFile, ValueError, UnicodeDecodeError, NotImplementedError, OverflowError) as error:
             raise BedplateError(f"{source.name} is not a wheel: {error}") from error

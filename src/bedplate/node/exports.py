@@ -191,10 +191,10 @@ class TorchIndex:
             if pairs:
                 from_name[name] = pairs
         bit = 1 << order.index(release)
-        for library, symbols in sorted(exports.items()):
-            if library not in self.libraries:
-                self.libraries.append(library)
-            at = self.libraries.index(library)
+        for file, symbols in sorted(exports.items()):
+            if file not in self.libraries:
+                self.libraries.append(file)
+            at = self.libraries.index(file)
             for name in symbols:
                 if name.isascii() and name.isprintable():
                     pairs = from_name.setdefault(name, {})
