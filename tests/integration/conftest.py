@@ -32,10 +32,19 @@ def node(tiny_node: Node) -> Node:
     return tiny_node
 
 
-@pytest.fixture
-def live(node: Node) -> Node:
-    """The node with tiny-good live and verified."""
-    play = node.play("site.yml", "tiny-good")
+@pytest.fixture(scope="session")
+def kept_node(tiny_node: Node) -> Node:
+    """The node with tiny-good provisioned once and kept."""
+    tiny_node.wipe()
+    play = tiny_node.play("site.yml", "tiny-good")
     assert play.code == 0, play.output
-    assert node.statuses() == {"tiny-good": "verified"}
-    return node
+    assert tiny_node.statuses() == {"tiny-good": "verified"}
+    tiny_node.keep()
+    return tiny_node
+
+
+@pytest.fixture
+def live(kept_node: Node) -> Node:
+    """The node with tiny-good live and verified."""
+    kept_node.restore()
+    return kept_node
