@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pypi_simple import DistributionPackage, PyPISimple
 
 # These carry CUDA's own libraries: what counts is which files they bring, not what those need.
-LIBRARY_WHEELS = re.compile(r"(?:nvidia|cuda)[-_](?!cutlass|cudnn[-_]frontend)[\w-]+|triton|torch")
+LIBRARY_WHEELS = re.compile(r"(?:(?:nvidia|cuda)[-_](?!cutlass|cudnn[-_]frontend)[\w-]+|triton|torch)-\d")
 GLIBC = "2.40"  # newest glibc whose wheels are considered for a requirement
 
 
