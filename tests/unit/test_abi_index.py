@@ -73,7 +73,8 @@ def test_the_shipped_index_is_small_and_complete(index: TorchIndex) -> None:
         for name in ("KernelFunction", "FunctionSchema", "TensorImpl", "IValue", "SymInt", "Stream"):
             assert f"c10::{name}" in release.layout, release.version
         assert "torch::CppFunction" in release.layout
-        assert 80_000 < len(index.exports(release.version)) < 130_000
+        # The older wheels export their static copy of MKL as well.
+        assert 80_000 < len(index.exports(release.version)) < 250_000
 
 
 def test_the_incident_in_the_index(index: TorchIndex) -> None:
