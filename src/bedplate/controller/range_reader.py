@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 # requests and pypi-simple are imported where they are used: they take longer to import than a cached check takes.
 
 TAIL = 64 << 10  # bytes of a wheel's end read first: the directory of most wheels
+SMALL_READS = 12
+LARGEST_READ = 16 << 20  # bytes
 TRIES = 3
 TIMEOUT_S = 60
 
@@ -206,7 +208,7 @@ class RemoteWheel:
             raise BedplateError(f"{source.name} is not a wheel: {error}") from error
 
     def inflate(self, name: str, *, chunk: int = 256 << 10) -> Iterator[bytes]:
-        """Yield the content of a member, piece by piece, reading `chunk` compressed bytes at a time.
+        """Yield the content of a member, piece by piece, reading `chunk` compressed bytes at a time, later more.
 
         The caller stops when it has enough. Errors: RangeError, BedplateError for a damaged member or one
         that is larger than the directory says.
@@ -221,7 +223,7 @@ class RemoteWheel:
         decoder = zlib.decompressobj(-15) if member.compress_type == zipfile.ZIP_DEFLATED else None
         if decoder is None and member.compress_type != zipfile.ZIP_STORED:
             raise BedplateError(f"{self.source.name}: {name!r} is compressed by method {member.compress_type}")
-        produced = 0
+        produced = reads = 0
         data = head[skip : skip + left]
         while True:
             left -= len(data)
@@ -240,6 +242,10 @@ class RemoteWheel:
                     yield piece
             if left <= 0:
                 break
+            # The beginning in small steps; who reads on wants it all, and one request per step would take for ever.
+            reads += 1
+            if reads > SMALL_READS:
+                chunk = min(2 * chunk, LARGEST_READ)
             data = self.source.read_at(offset, min(chunk, left))
             if not data:
                 raise BedplateError(f"{self.source.name} ends inside {name!r}")
