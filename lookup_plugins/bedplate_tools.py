@@ -1,7 +1,8 @@
-"""Where the controller keeps the tools that it copies to nodes."""
+"""Where the controller keeps what it copies to every node."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -13,53 +14,69 @@ DOCUMENTATION = """
 name: bedplate_tools
 author: Bedplate contributors
 version_added: "0.1.0"
-short_description: Paths of the controller's own locked tools
+short_description: Paths and checksums of what the controller copies to every node
 description:
   - Bedplate copies uv and nvidia-ml-py from the controller's environment to the nodes, so that nodes need no network
-    for them and run exactly what C(requirements/controller.lock) pins.
+    for them and run exactly what C(requirements/controller.lock) pins; and the index of torch exports.
 options: {}
 """
 
 EXAMPLES = """
 - name: Copy uv
   ansible.builtin.copy:
-    src: "{{ lookup('bedplate_tools').uv }}"
+    src: "{{ lookup('bedplate_tools').uv.path }}"
     dest: /opt/bedplate/tools/bin/uv
     mode: "0755"
 """
 
 RETURN = """
 _raw:
-  description: One dictionary with the paths.
+  description: One dictionary; each value has C(path), a file of the controller, and C(sha256).
   type: list
   elements: dict
   contains:
     uv:
-      description: Path of the uv program.
-      type: str
+      description: The uv program.
+      type: dict
     pynvml:
-      description: Path of pynvml.py, the single module of nvidia-ml-py.
-      type: str
+      description: pynvml.py, the single module of nvidia-ml-py.
+      type: dict
+    torch_index:
+      description: The index of torch exports.
+      type: dict
 """
+
+TORCH_INDEX = Path(__file__).resolve().parents[1] / "data" / "abi" / "torch-x86_64.idx"
 
 
 class LookupModule(LookupBase):  # type: ignore[misc]  # ansible ships no types
     """Find the tools beside the Python that runs ansible-playbook."""
 
-    def run(self, terms: list[Any], variables: dict[str, Any] | None = None, **kwargs: Any) -> list[dict[str, str]]:
-        """Return one dictionary of paths; raise AnsibleLookupError when a tool is not installed here."""
+    def run(
+        self, terms: list[Any], variables: dict[str, Any] | None = None, **kwargs: Any
+    ) -> list[dict[str, dict[str, str]]]:
+        """Return one dictionary; raise AnsibleLookupError when a file is not here."""
         self.set_options(var_options=variables, direct=kwargs)
         if terms:
             raise AnsibleLookupError("bedplate_tools takes no arguments")
         try:
             import uv
 
-            uv_program = Path(uv.find_uv_bin())
-        except (ImportError, FileNotFoundError) as error:
+            paths = {"uv": Path(uv.find_uv_bin()), "pynvml": _module_file("pynvml"), "torch_index": TORCH_INDEX}
+            return [{name: {"path": str(path), "sha256": _sha256(path)} for name, path in paths.items()}]
+        except (ImportError, OSError) as error:
             raise AnsibleLookupError(
-                f"uv is not in the controller's environment ({error}): run `make setup`"
+                f"the controller's environment is not complete ({error}): run `make setup`"
             ) from error
-        pynvml = importlib.util.find_spec("pynvml")
-        if pynvml is None or pynvml.origin is None:
-            raise AnsibleLookupError("nvidia-ml-py is not in the controller's environment: run `make setup`")
-        return [{"uv": str(uv_program), "pynvml": pynvml.origin}]
+
+
+def _module_file(name: str) -> Path:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise ImportError(f"no module {name}")
+    return Path(spec.origin)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
