@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from testbed import ROOT, Node, make_node, run
+from testbed import ROOT, Node, make_nodes, run
 
 TINY = ROOT / ".cache" / "tiny"
 
@@ -20,9 +20,17 @@ def tiny() -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_node(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[Node]:
-    """A node that sees the tiny wheels at /srv/wheels."""
-    yield from make_node(tmp_path_factory.mktemp("inventory"), "bedplate-faults", tiny / "wheels", tiny / "profiles")
+def tiny_nodes(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[list[Node]]:
+    """Two nodes that see the tiny wheels at /srv/wheels."""
+    yield from make_nodes(
+        tmp_path_factory.mktemp("inventory"), "bedplate-faults", 2, tiny / "wheels", tiny / "profiles"
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_node(tiny_nodes: list[Node]) -> Node:
+    """The first of them."""
+    return tiny_nodes[0]
 
 
 @pytest.fixture
@@ -48,3 +56,10 @@ def live(kept_node: Node) -> Node:
     """The node with tiny-good live and verified."""
     kept_node.restore()
     return kept_node
+
+
+@pytest.fixture
+def second(tiny_nodes: list[Node]) -> Node:
+    """The other node, bare."""
+    tiny_nodes[1].wipe()
+    return tiny_nodes[1]

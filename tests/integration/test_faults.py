@@ -143,6 +143,31 @@ class Truncating(Mirror):
         outputfile.write(whole)  # type: ignore[attr-defined]
 
 
+class SimpleIndex(Mirror):
+    """The same files as a package index (PEP 503): a page per project."""
+
+    def do_GET(self) -> None:
+        parts = self.path.strip("/").split("/")
+        if parts[0] != "simple" or parts[-1].endswith(".whl"):
+            self.path = f"/{parts[-1]}"
+            super().do_GET()
+            return
+        wheels = sorted(Path(self.directory).glob(f"{parts[-1].replace('-', '_')}-*.whl"))
+        page = "".join(f'<a href="/{wheel.name}">{wheel.name}</a>' for wheel in wheels).encode()
+        self.send_response(200 if wheels else 404)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+
+
+def test_wheels_from_an_index_by_the_same_lock(live: Node, tiny: Path) -> None:
+    with serve(tiny / "wheels", SimpleIndex) as url:
+        play = live.play("site.yml", NEXT, bedplate_wheels_source="index", bedplate_wheels_location=f"{url}simple/")
+    assert play.code == 0, play.output
+    assert live.live_torch() == NEXT_TORCH
+
+
 def test_truncated_download(live: Node, tiny: Path) -> None:
     with serve(tiny / "wheels", Truncating) as url:
         play = live.play("site.yml", NEXT, bedplate_wheels_source="mirror", bedplate_wheels_location=url)
@@ -210,6 +235,28 @@ def test_a_gpu_is_missing(live: Node) -> None:
     assert_still_good(live)
     verdicts = live.state()["runs"][-1]["verdicts"]
     assert [v["code"] for v in verdicts if v["status"] == "fail"] == ["gpu.count"]
+
+
+def test_rollout_stops_at_the_canary(live: Node, second: Node) -> None:
+    play = live.play("site.yml", "tiny-wrongsum", "--limit", "gpu_nodes")
+    assert play.code != 0
+    assert_still_good(live)
+    assert live.statuses()["tiny-wrongsum"] == "failed"
+    assert second.sh("ls /opt") == "", "the next wave began although the canary failed"
+
+
+def test_rollback_is_one_rename_without_network(live: Node) -> None:
+    upgraded = live.play("site.yml", NEXT)
+    assert upgraded.code == 0, upgraded.output
+    live.sh("mv /opt/bedplate/cache /opt/bedplate/tools /root/")  # neither uv nor its cache may be needed
+    started = time.monotonic()
+    play = live.play("rollback.yml", NEXT, "--skip-tags", "verify")
+    seconds = time.monotonic() - started
+    live.sh("mv /root/cache /root/tools /opt/bedplate/")
+    assert play.code == 0, play.output
+    assert_still_good(live)
+    assert live.state()["runs"][-1]["switch_ms"] < 50
+    assert seconds < 15
 
 
 # ---- what an operator mistypes ---------------------------------------------------------------------------------------

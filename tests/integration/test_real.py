@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from testbed import ROOT, Node, make_node, run, wheel_cache
+from testbed import ROOT, Node, make_nodes, run, wheel_cache
 
 pytestmark = pytest.mark.real
 
@@ -25,7 +25,8 @@ def real_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     wheels: Path = wheel_cache()
     for profile in (GOOD, INCIDENT, NEXT):
         run("bedplate", "fetch", profile, "--target", TARGET, "--to", wheels)
-    yield from make_node(tmp_path_factory.mktemp("inventory"), "bedplate-real", wheels, ROOT / "profiles")
+    for nodes in make_nodes(tmp_path_factory.mktemp("inventory"), "bedplate-real", 1, wheels, ROOT / "profiles"):
+        yield nodes[0]
 
 
 def verdicts(node: Node) -> list[dict[str, object]]:

@@ -142,22 +142,22 @@ def wheel_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "bedplate" / "wheels"
 
 
-def make_node(folder: Path, prefix: str, wheels: Path, profiles: Path) -> Iterator[Node]:
-    """Create one node, yield it, remove it."""
+def make_nodes(folder: Path, prefix: str, count: int, wheels: Path, profiles: Path) -> Iterator[list[Node]]:
+    """Create nodes, yield them, remove them."""
     (folder / "group_vars").symlink_to(ROOT / "inventories" / "demo" / "group_vars")
     (folder / "hosts.yml").symlink_to(ROOT / "inventories" / "demo" / "hosts.yml")
     variables = json.dumps(
         {
             "nodes_prefix": prefix,
-            "nodes_count": 1,
+            "nodes_count": count,
             "nodes_inventory_dir": str(folder),
             "nodes_wheels_dir": str(wheels),
         }
     )
     run("ansible-playbook", ROOT / "playbooks" / "nodes" / "create.yml", "-e", variables)
-    node = Node(f"{prefix}-1", folder, profiles)
-    yield node
-    for process in node.running:
+    nodes = [Node(f"{prefix}-{number}", folder, profiles) for number in range(1, count + 1)]
+    yield nodes
+    for process in (process for node in nodes for process in node.running):
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     run("ansible-playbook", ROOT / "playbooks" / "nodes" / "destroy.yml", "-e", variables)
