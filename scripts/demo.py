@@ -127,9 +127,8 @@ def story(stack: Stack, tiny: bool) -> None:
     step(3, f"Provision {stack.good}: build, ask the files, import, all-reduce, go live")
     playbook("site.yml", *site, "-e", f"bedplate_profile={stack.good}")
 
-    if not tiny:
-        step(4, f"{stack.bad} is refused on the controller, before the node is touched")
-        playbook("site.yml", *site, "-e", f"bedplate_profile={stack.bad}", expect=2)
+    step(4, f"{stack.bad} is refused on the controller, before the node is touched")
+    playbook("site.yml", *site, "-e", f"bedplate_profile={stack.bad}", expect=2)
 
     step(5, f"{stack.bad} forced: the node catches it and stays on {stack.good}")
     playbook(

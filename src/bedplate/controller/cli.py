@@ -10,7 +10,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from .abi_cli import app as abi_app
-from .locking import make_lock
+from .locking import make_lock, record_abi
 from .profile_cli import app as profile_app
 from .profiles import load_profile
 from .resolver import Sources, Upgrade
@@ -91,7 +91,11 @@ def lock(
         for path in differing:
             say(f"would change: {path}")
         raise typer.Exit(1 if differing else 0)
-    say(f"{load_profile(name, profiles).id} " + ("is locked" if differing else "was locked already"))
+    profile = load_profile(name, profiles)
+    with err.status("Asking the files whether they fit ..."):
+        abi = record_abi(profile, [Path(place) for place in find_links or [] if Path(place).is_dir()])
+    say(f"ABI: {abi.status}. {abi.reason}")
+    say(f"{profile.id} " + ("is locked" if differing else "was locked already"))
 
 
 @app.command()

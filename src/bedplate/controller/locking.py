@@ -18,10 +18,13 @@ from typing import Any
 import yaml
 from packaging.version import Version
 
+from bedplate.node.verdicts import failing, sentence, worst
+
+from .abi_check import check_lock
 from .errors import BedplateError
 from .profiles import LOCK_FILE, Profile
 from .resolver import Resolved, Sources, Upgrade, resolve, uv_version
-from .schema import LockData, LockedFile, TargetLock, split_pin
+from .schema import AbiStatus, LockData, LockedFile, TargetLock, split_pin
 from .wheels import choose, target_tags
 
 UNCHECKED = {"status": "unchecked", "reason": "no ABI check of these files is recorded"}
@@ -136,6 +139,31 @@ def write_atomic(path: Path, text: str) -> None:
             raise
     except OSError as error:
         raise BedplateError(f"cannot write {path}: {error.strerror or error}; it is as it was") from error
+
+
+def record_abi(profile: Profile, find_links: Sequence[Path] = ()) -> AbiStatus:
+    """Hold the locked wheels against each other, and write the outcome into lock.yml.
+
+    Args:
+        profile: a profile whose lock was just written.
+        find_links: directories with wheels; others are read by HTTP range from their index, about a megabyte each.
+
+    Returns:
+        status `pass`, `fail` or `inconclusive`, and the reason in plain words: for `fail` the sentences of the failing
+        verdicts of `abi_check.check_lock`.
+    """
+    lock = profile.lock
+    if lock is None:
+        raise BedplateError(f"profile {profile.name} is not locked: run {profile.lock_command()}")
+    if lock.abi.status in ("pass", "fail"):  # true as long as the content stays, see _lock_data
+        return lock.abi
+    verdicts = [verdict for target in lock.targets for verdict in check_lock(profile, target, find_links=find_links)]
+    bad = failing(verdicts)
+    reasons = dict.fromkeys(sentence(verdict) for verdict in (bad or verdicts))  # targets share most wheels
+    status = worst(bad) if bad else "pass"
+    abi = AbiStatus(status="fail" if status == "fail" else "inconclusive" if bad else "pass", reason="\n".join(reasons))
+    write_atomic(profile.path / LOCK_FILE, _lock_text(profile.name, lock.model_copy(update={"abi": abi})))
+    return abi
 
 
 def _old_lock(profile: Profile) -> LockData | None:

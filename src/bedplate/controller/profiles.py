@@ -194,8 +194,8 @@ def for_deploy(
     Keys: name, id, description, refused (text or None), target, python ("3.11"), lock_file (path here),
     lock_text, packages (count), bytes (sum of the known wheel sizes), stack, verify, expect, driver,
     toolkit (None where the profile has no such block), system_packages {apt, dnf}. Raises BedplateError for
-    a name or file that is wrong, a profile marked refused (unless *allow_refused*), and a lock that is
-    missing, stale, damaged or not for *target*.
+    a name or file that is wrong, a profile marked refused or whose locked files do not fit together (both unless
+    *allow_refused*), and a lock that is missing, stale, damaged or not for *target*.
     """
     profile = load_profile(name, directories)
     data = profile.data
@@ -206,6 +206,12 @@ def for_deploy(
         )
     target = target or data.stack.targets[0]
     locked = profile.target_lock(target)
+    lock = profile.lock
+    if lock and lock.abi.status == "fail" and not allow_refused:
+        raise BedplateError(
+            f"profile {name} is refused, its files do not fit together: {lock.abi.reason}\n"
+            "To deploy it all the same, allow refused profiles (bedplate_allow_refused: true)."
+        )
     plain = data.model_dump(mode="json", by_alias=True)
     return {
         "name": profile.name,
