@@ -48,7 +48,10 @@ def state_with(**changes: Any) -> str:
         (state_with(intent={"run_id": "r"}), "the intent is incomplete"),
         (state_with(intent={"run_id": "r", "kind": "k", "step": "s", "started": "", "to": "/etc", "holder": {}}),
          "names no known generation"),
-        (state_with(intent={"run_id": "r", "kind": "k", "step": "s", "started": "", "to": ID}), "has no holder"),
+        (state_with(intent={"run_id": "r", "kind": "k", "step": "s", "started": "", "to": ID}),
+         "names no known generation"),
+        (state_with(intent={"run_id": "r", "kind": "k", "step": "s", "started": "", "to": ID, "from": None,
+                            "previous": None}), "has no holder"),
         (state_with(runs=[{"run_id": "r", "result": "?"}]), "a run is incomplete"),
     ],
 )  # fmt: skip

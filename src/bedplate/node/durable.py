@@ -185,8 +185,7 @@ def switch_link(link: str, target: str) -> float:
 
 
 def remove_link(link: str) -> float:
-    """Remove the symbolic link ``link``; return the milliseconds it took. Raises StateError as switch_link "
-    "does."""
+    """Remove the symbolic link ``link``; return the milliseconds it took. Raises StateError as switch_link does."""
     start = time.perf_counter()
     try:
         _unlink_quietly(link)

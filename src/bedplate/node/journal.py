@@ -150,9 +150,9 @@ def _problem(state: Any) -> str | None:
         texts = ("run_id", "kind", "step", "started")
         if not isinstance(intent, dict) or not all(isinstance(intent.get(key), str) for key in texts):
             return "the intent is incomplete"
-        if not all(_known_or_none(intent.get(key), generations) for key in ("from", "to")):
+        if not all(key in intent and _known_or_none(intent[key], generations) for key in ("from", "previous", "to")):
             return "the intent names no known generation"
-        if intent.get("to") is None and intent["step"] != "undo":
+        if intent["to"] is None and intent["step"] != "undo":
             return "the intent goes nowhere"
         if not isinstance(intent.get("holder"), dict):
             return "the intent has no holder"
@@ -221,8 +221,7 @@ def public(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def publish(path: str, state: dict[str, Any]) -> None:
-    """Write the local fact to file ``path`` unless it says so already. Raises StateError as write_atomic "
-    "does."""
+    """Write the local fact to file ``path`` unless it says so already. Raises StateError as write_atomic does."""
     text = json.dumps(public(state), indent=1) + "\n"
     try:
         if read_text(path) == text:
