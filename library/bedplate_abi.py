@@ -32,6 +32,10 @@ options:
       - Compute capability of the node's GPUs as a number, such as V(120); of several SM directories the one for it
         is checked. Without it, the newest one.
     type: int
+  simulated:
+    description: Whether the node simulates its GPUs. The result and every verdict then say so.
+    type: bool
+    default: false
   strict:
     description: Fail the task with the first sentence when a verdict fails.
     type: bool
@@ -48,7 +52,7 @@ EXAMPLES = r"""
 - name: Check the new generation before anything imports it
   bedplate_abi:
     generation: /opt/bedplate/generations/cu130-torch2.11-0123456789ab
-    index: /opt/bedplate/tools/share/torch.idx
+    index: /opt/bedplate/tools/abi/torch-x86_64.idx
 """
 
 RETURN = r"""
@@ -75,12 +79,17 @@ driver:
   description: Libraries expected from the driver, with the number of symbols they must bring.
   type: dict
   returned: always
+simulated:
+  description: The option O(simulated).
+  type: bool
+  returned: always
 duration_ms:
   description: Time of the check in milliseconds.
   type: int
   returned: always
 """
 
+from dataclasses import replace
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -98,6 +107,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         "python": {"type": "path"},
         "index": {"type": "path"},
         "arch": {"type": "int"},
+        "simulated": {"type": "bool", "default": False},
         "strict": {"type": "bool", "default": True},
     }
 
@@ -117,11 +127,13 @@ def main() -> None:
         report = check_environment(site, python=options["python"], index=index, arch=options["arch"])
     except (OSError, IndexFormatError) as error:
         module.fail_json(msg=f"The ABI check could not start: {error}")
+    if options["simulated"]:
+        report.verdicts = [replace(verdict, simulated=True) for verdict in report.verdicts]
     failures = failing(report.verdicts)
     message = sentence(failures[0]) if failures else report.verdicts[-1].message
     if failures and options["strict"]:
-        module.fail_json(msg=message, **report.to_dict())
-    module.exit_json(changed=False, msg=message, **report.to_dict())
+        module.fail_json(msg=message, simulated=options["simulated"], **report.to_dict())
+    module.exit_json(changed=False, msg=message, simulated=options["simulated"], **report.to_dict())
 
 
 if __name__ == "__main__":

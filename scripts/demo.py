@@ -101,7 +101,9 @@ def show_outcome(stack: Stack) -> None:
         table.add_column(column, overflow="fold")
     for name, generation in state["generations"].items():
         live = "live" if name == state["active"] else ""
-        table.add_row(name, generation["status"], live, generation["reason"] or "")
+        reasons = (generation["reason"] or "").splitlines()
+        more = f" ({len(reasons) - 1} more files say the like.)" if len(reasons) > 1 else ""
+        table.add_row(name, generation["status"], live, "".join(reasons[:1]) + more)
     console.print(table)
     statuses = {generation["profile"]: generation["status"] for generation in state["generations"].values()}
     if not str(state["active"]).startswith(f"{stack.good}-") or statuses.get(stack.bad) != "failed":

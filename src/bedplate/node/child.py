@@ -15,7 +15,6 @@ keeps a pipe open holds nobody up.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import os
 import pwd
@@ -228,8 +227,16 @@ def read_environment(path: Path) -> dict[str, str]:
 
 
 def _source(module: ModuleType) -> str:
-    """Return the source text of a module from its own loader."""
-    return inspect.getsource(module)
+    """Return the source text of a module from its own loader, which may be the zip that Ansible sends.
+
+    Not inspect.getsource: its cache is shared by threads, and imports are checked in several at once.
+    """
+    spec = module.__spec__
+    get_source = getattr(spec and spec.loader, "get_source", None)  # zipimporter has it and is no InspectLoader
+    source: str | None = get_source(spec.name) if spec and get_source else None
+    if source is None:
+        raise ChildError(f"the source of {module.__name__} cannot be had")
+    return source
 
 
 def _account(user: str) -> pwd.struct_passwd | None:
