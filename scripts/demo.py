@@ -46,7 +46,7 @@ STACKS = {
         profiles=ROOT / "profiles",
         wheels=CACHE / "wheels",
         disk_gb=30,
-        cost="about 6 GB of wheels the first time (kept in {wheels}), 30 GB of disk, 8 to 15 minutes",
+        cost="about 6 GB of wheels the first time (kept in {wheels}), 30 GB of disk, 3 to 15 minutes by network",
     ),
     "tiny": Stack(
         good="tiny-good",
@@ -54,7 +54,7 @@ STACKS = {
         profiles=ROOT / ".cache" / "tiny" / "profiles",
         wheels=ROOT / ".cache" / "tiny" / "wheels",
         disk_gb=3,
-        cost="no downloads but the node image's Debian packages, 2 to 3 minutes",
+        cost="no downloads but the node image's Debian packages, about 2 minutes",
     ),
 }
 
