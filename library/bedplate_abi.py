@@ -89,14 +89,13 @@ duration_ms:
   returned: always
 """
 
-from dataclasses import replace
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.bedplate.abi import check_environment
 from ansible.module_utils.bedplate.exports import IndexFormatError, TorchIndex
 from ansible.module_utils.bedplate.installed import site_packages_of
-from ansible.module_utils.bedplate.verdicts import failing, sentence
+from ansible.module_utils.bedplate.verdicts import failing, sentence, simulated
 
 
 def argument_spec() -> dict[str, dict[str, Any]]:
@@ -128,7 +127,7 @@ def main() -> None:
     except (OSError, IndexFormatError) as error:
         module.fail_json(msg=f"The ABI check could not start: {error}")
     if options["simulated"]:
-        report.verdicts = [replace(verdict, simulated=True) for verdict in report.verdicts]
+        report.verdicts = simulated(report.verdicts)
     failures = failing(report.verdicts)
     message = sentence(failures[0]) if failures else report.verdicts[-1].message
     if failures and options["strict"]:

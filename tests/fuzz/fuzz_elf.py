@@ -17,20 +17,11 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["bedplate.node.elf"]):
-    from bedplate.node.elf import ElfError, ElfFile
+    from reading import read_everything
+
+    from bedplate.node.elf import ElfError
 
 from seeds import SEEDS
-
-
-def read_everything(data: bytes) -> None:
-    """Use every reading method of the reader."""
-    file = ElfFile(data)
-    _ = (file.needed, file.soname, file.rpath, file.runpath, file.interpreter, file.bind_now, file.nodeflib)
-    _ = (file.tls_bytes, file.executable_stack, file.versions(), file.needed_versions(), file.defined_versions())
-    file.relocated({symbol.number for symbol in file.undefined()})
-    for symbol, _ in zip(file.exports(), range(50), strict=False):
-        file.lookup(symbol.name, symbol.version.name if symbol.version else None)
-    file.lookup(b"puts", b"GLIBC_2.2.5")
 
 
 def one_input(data: bytes) -> None:

@@ -17,9 +17,10 @@ import sys
 import time
 from pathlib import Path
 
+from reading import read_everything
 from seeds import SEEDS
 
-from bedplate.node.elf import ElfError, ElfFile
+from bedplate.node.elf import ElfError
 
 INTERESTING = (
     0,
@@ -38,17 +39,6 @@ INTERESTING = (
     1 << 62,
     2**64 - 1,
 )
-
-
-def read_everything(data: bytes) -> None:
-    """Use every reading method of the reader."""
-    file = ElfFile(data)
-    _ = (file.needed, file.soname, file.rpath, file.runpath, file.interpreter, file.bind_now, file.nodeflib)
-    _ = (file.tls_bytes, file.executable_stack, file.versions(), file.needed_versions(), file.defined_versions())
-    file.relocated({symbol.number for symbol in file.undefined()})
-    for symbol, _ in zip(file.exports(), range(50), strict=False):
-        file.lookup(symbol.name, symbol.version.name if symbol.version else None)
-    file.lookup(b"puts", b"GLIBC_2.2.5")
 
 
 def mutate(data: bytearray, dice: random.Random) -> None:

@@ -11,21 +11,10 @@ import pytest
 from abi_libraries import CC, build, needs_compiler
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reading import read_everything
 
 from bedplate.node import elf as module
 from bedplate.node.elf import ElfError, ElfFile, gnu_hash, sysv_hash
-
-
-def read_everything(data: bytes) -> None:
-    """Use every reading method; only ElfError may come out."""
-    file = ElfFile(data)
-    _ = (file.needed, file.soname, file.rpath, file.runpath, file.interpreter, file.bind_now, file.nodeflib)
-    _ = (file.tls_bytes, file.executable_stack, file.versions(), file.needed_versions(), file.defined_versions())
-    undefined = file.undefined()
-    file.relocated({s.number for s in undefined})
-    for symbol, _ in zip(file.exports(), range(200), strict=False):
-        file.lookup(symbol.name, symbol.version.name if symbol.version else None)
-    file.lookup(b"absent")
 
 
 @pytest.fixture(scope="module")

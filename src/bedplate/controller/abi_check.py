@@ -145,11 +145,8 @@ def _torch_of(locked: LockedFile, index: TorchIndex, find_links: Sequence[Path])
         kept.write_bytes(private.dump())
     if private is not None:
         release = private.releases[0]
-        exports = {}
-        for name in private.exports(release.version):
-            exports.setdefault(private.library_of(name, release.version) or "", []).append(name)
         release.layout = public.layout if public else {}
-        index.add(release, exports)
+        index.add(release, private.exports_by_library(release.version))
         return release, release.cuda, index
     if public is None:
         raise BedplateError(

@@ -84,6 +84,7 @@ def _checked(
     profiles: Sequence[Path] | None,
 ) -> list[tuple[str, list[Verdict], dict[str, Any]]]:
     from .abi_check import check_directory, check_wheels, lock_report
+    from .abi_index import load_index
     from .profiles import load_profile
 
     wheels = [Path(w) for w in what if w.endswith(".whl")]
@@ -98,8 +99,9 @@ def _checked(
             results.append((name, check_directory(Path(name), arch=arch), {}))
             continue
         profile = load_profile(name, profiles)
+        index = load_index()  # decoded once: a check adds no release but the profile's own torch
         for target in targets or profile.data.stack.targets:
-            report, looked = lock_report(profile, target, find_links=find_links)
+            report, looked = lock_report(profile, target, find_links=find_links, index=index)
             results.append((f"{name} {target}", report.verdicts, _extra(report, looked)))
     return results
 

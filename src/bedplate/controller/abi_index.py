@@ -77,10 +77,7 @@ def load_index(path: Path | None = None, *, private: bool = True) -> TorchIndex:
         if private and own.is_file():
             extra = TorchIndex.load(str(own))
             for release in extra.releases:
-                exports: dict[str, list[str]] = {}
-                for name in extra.exports(release.version):
-                    exports.setdefault(extra.library_of(name, release.version) or "", []).append(name)
-                index.add(release, exports)
+                index.add(release, extra.exports_by_library(release.version))
     except FileNotFoundError as error:
         raise BedplateError(
             f"there is no index of torch releases at {chosen}. Build it: `bedplate abi index add --since "

@@ -21,6 +21,7 @@ from packaging.version import Version
 from bedplate.node.verdicts import failing, sentence, worst
 
 from .abi_check import check_lock
+from .abi_index import load_index
 from .errors import BedplateError
 from .profiles import LOCK_FILE, Profile
 from .resolver import Resolved, Sources, Upgrade, resolve, uv_version
@@ -157,7 +158,8 @@ def record_abi(profile: Profile, find_links: Sequence[Path] = ()) -> AbiStatus:
         raise BedplateError(f"profile {profile.name} is not locked: run {profile.lock_command()}")
     if lock.abi.status in ("pass", "fail"):  # true as long as the content stays, see _lock_data
         return lock.abi
-    verdicts = [verdict for target in lock.targets for verdict in check_lock(profile, target, find_links=find_links)]
+    index = load_index()  # decoded once: a check adds no release but the profile's own torch
+    verdicts = [v for target in lock.targets for v in check_lock(profile, target, find_links=find_links, index=index)]
     bad = failing(verdicts)
     reasons = dict.fromkeys(sentence(verdict) for verdict in (bad or verdicts))  # targets share most wheels
     status = worst(bad) if bad else "pass"

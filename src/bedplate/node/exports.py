@@ -156,6 +156,13 @@ class TorchIndex:
         wanted = [mask >> bit & 1 for mask in self._masks]
         return sorted(name for name, number in self._class_of.items() if wanted[number])
 
+    def exports_by_library(self, version: str) -> dict[str, list[str]]:
+        """Return the names a release exports by the library that has them, as `add` takes them."""
+        exports: dict[str, list[str]] = {}
+        for name in self.exports(version):
+            exports.setdefault(self.library_of(name, version) or "", []).append(name)
+        return exports
+
     def names(self) -> Iterable[str]:
         """Return all names of the index."""
         return self._class_of.keys()

@@ -10,7 +10,7 @@ word, such as ``gpu.count``, passes or fails by its status; a code that names a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 # From harmless to bad; ``worst`` picks the last one present. "skipped" is below "pass" because a check that
@@ -149,6 +149,11 @@ def worst(verdicts: Iterable[Verdict]) -> str:
 def failing(verdicts: Iterable[Verdict]) -> list[Verdict]:
     """Return the verdicts that stand in the way of going live: not in ``ACCEPTED_STATUSES``."""
     return [v for v in verdicts if v.status not in ACCEPTED_STATUSES]
+
+
+def simulated(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """Return the verdicts, each marked as coming from a node that simulates its GPUs."""
+    return [replace(verdict, simulated=True) for verdict in verdicts]
 
 
 def sentence(verdict: Verdict) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from .child import read_environment
 from .collective import check_collective
 from .gpu import judge, query
 from .imports import check_imports
-from .verdicts import Verdict
+from .verdicts import Verdict, simulated
 
 # What this version says of layers that it does not manage yet: never "pass".
 _NOT_MANAGED = {
@@ -46,7 +45,7 @@ def verify(options: Mapping[str, Any]) -> list[Verdict]:
     if "stack" in layers:
         verdicts += _stack(options, checks)
     if options["simulated"]:
-        verdicts = [dataclasses.replace(verdict, simulated=True) for verdict in verdicts]
+        verdicts = simulated(verdicts)
     return verdicts
 
 
