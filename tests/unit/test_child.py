@@ -199,6 +199,16 @@ def test_root_runs_probes_as_the_given_user(tmp_path: Path) -> None:
 
 
 @as_root
+def test_another_user_can_be_asked_under_a_tight_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        outcome = run(tmp_path, "answer(os.getuid())", user="nobody", python="/usr/bin/python3")
+    finally:
+        os.umask(before)
+    assert outcome.result == pwd.getpwnam("nobody").pw_uid, outcome.stderr
+
+
+@as_root
 def test_an_unknown_user_is_named(tmp_path: Path) -> None:
     with pytest.raises(ChildError, match="the user nosuchuser does not exist here"):
         run(tmp_path, "answer(1)", user="nosuchuser")

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bedplate.node import rank_child
-from bedplate.node.child import read_environment
-from bedplate.node.collective import check_collective
+from bedplate.node.child import Outcome, read_environment
+from bedplate.node.collective import check_collective, judge
 from bedplate.node.verdicts import Verdict
 
 
@@ -268,3 +268,14 @@ def test_first_difference(want: list[int], data: st.DataObject) -> None:
     for index in wrong:
         got[index] = 9
     assert rank_child.first_difference(Slices, got, want) == min(wrong)
+
+
+def test_a_launcher_that_dies_after_a_good_group_is_a_failure() -> None:
+    result = {"wrong": [], "seconds": [0.1]}
+    answered = {"arms": [{"arm": "2", "seconds": 0.1, "timed_out": False, "results": [result, result]}]}
+    outcome = Outcome(None, "SIGKILL", False, answered, {"launcher": "starting 4 ranks"}, "", "", 1.0, 0)
+    good, died, skipped = judge(outcome, backend="gloo", ranks=[2, 4, 8], max_bytes=8, min_busbw_gbps=0)
+    assert good.status == "pass"
+    assert (died.code, died.status) == ("collective.rank_failed", "fail")
+    assert "died by SIGKILL" in died.message
+    assert (skipped.status, "x4 did not pass" in skipped.message) == ("skipped", True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -146,6 +147,10 @@ def _torch_of(locked: LockedFile, index: TorchIndex, find_links: Sequence[Path])
     if private is not None:
         release = private.releases[0]
         release.layout = public.layout if public else {}
+        # The caller's index may serve other targets too, where the public release of this version stands for itself.
+        # `add` rebinds all it changes but the list of libraries.
+        index = copy.copy(index)
+        index.libraries = list(index.libraries)
         index.add(release, private.exports_by_library(release.version))
         return release, release.cuda, index
     if public is None:

@@ -99,7 +99,7 @@ def _checked(
             results.append((name, check_directory(Path(name), arch=arch), {}))
             continue
         profile = load_profile(name, profiles)
-        index = load_index()  # decoded once: a check adds no release but the profile's own torch
+        index = load_index()  # decoded once for all targets
         for target in targets or profile.data.stack.targets:
             report, looked = lock_report(profile, target, find_links=find_links, index=index)
             results.append((f"{name} {target}", report.verdicts, _extra(report, looked)))

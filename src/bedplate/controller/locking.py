@@ -158,7 +158,7 @@ def record_abi(profile: Profile, find_links: Sequence[Path] = ()) -> AbiStatus:
         raise BedplateError(f"profile {profile.name} is not locked: run {profile.lock_command()}")
     if lock.abi.status in ("pass", "fail"):  # true as long as the content stays, see _lock_data
         return lock.abi
-    index = load_index()  # decoded once: a check adds no release but the profile's own torch
+    index = load_index()  # decoded once for all targets
     verdicts = [v for target in lock.targets for v in check_lock(profile, target, find_links=find_links, index=index)]
     bad = failing(verdicts)
     reasons = dict.fromkeys(sentence(verdict) for verdict in (bad or verdicts))  # targets share most wheels

@@ -273,9 +273,17 @@ class Checker:
             os.fsdecode(name)
             for library in self.torch_libraries
             for name in _names_with(library.elf, token)
-            if library.elf.lookup(name)
+            if _exports(library.elf, name)
         )
         return nearest_of(mangled, candidates)
+
+
+def _exports(elf: ElfFile, name: bytes) -> bool:
+    """Tell whether a library exports a name; one with damaged tables, which is a verdict of its own, does not."""
+    try:
+        return elf.lookup(name)
+    except ElfError:
+        return False
 
 
 def nearest_of(mangled: str, candidates: Iterable[str]) -> str | None:

@@ -166,7 +166,9 @@ def run_probe(
         (directory / "config.json").write_text(json.dumps(start), encoding="utf-8")
         owner: dict[str, Any] = {}
         if account:
-            os.chown(directory, account.pw_uid, account.pw_gid)
+            # The files as well: under a umask of 077 they would be root's alone.
+            for path in (directory, *directory.iterdir()):
+                os.chown(path, account.pw_uid, account.pw_gid)
             owner = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": _groups(account)}
         began = time.monotonic()
         try:

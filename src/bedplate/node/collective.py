@@ -76,17 +76,18 @@ def judge(
     result = outcome.result if isinstance(outcome.result, dict) else {}
     if "unavailable" in result:
         return [_verdict("unavailable", "fail", _subject(backend, ranks), f"It cannot run: {result['unavailable']}.")]
-    verdicts = []
+    verdicts: list[Verdict] = []
     arms = {arm["arm"]: arm for arm in result.get("arms", [])}
     evidence: dict[str, Any] = {"import_seconds": result.get("import_seconds"), **result.get("versions", {})}
     for count in ranks:
         arm, second = arms.get(str(count)), arms.get(f"{count}-no-p2p")
         subject = _subject(backend, [count])
+        bad = next((verdict for verdict in verdicts if verdict.status != "pass"), None)
         if arm is not None:
             about = {**evidence, "backend": backend, "ranks": count, "seconds": arm["seconds"]}
             verdicts.append(_judge_arm(arm, second, subject, about, outcome, max_bytes, min_busbw_gbps))
-        elif verdicts:
-            message = f"It did not run, because {verdicts[-1].subject} did not pass."
+        elif bad:
+            message = f"It did not run, because {bad.subject} did not pass."
             verdicts.append(_verdict("unavailable", "skipped", subject, message))
         else:
             verdicts.append(_launcher_ended(subject, outcome))
