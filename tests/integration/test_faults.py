@@ -172,6 +172,7 @@ def test_truncated_download(live: Node, tiny: Path) -> None:
     with serve(tiny / "wheels", Truncating) as url:
         play = live.play("site.yml", NEXT, bedplate_wheels_source="mirror", bedplate_wheels_location=url)
     assert play.code != 0
+    assert "could not install the locked wheels" in play.output
     assert_still_good(live)
 
 
@@ -205,6 +206,7 @@ def test_mirror_unreachable(live: Node) -> None:
         bedplate_wheels_location="http://host.containers.internal:9/",
     )
     assert play.code != 0
+    assert "could not install the locked wheels" in play.output
     assert_still_good(live)
 
 
@@ -230,8 +232,6 @@ def test_a_gpu_is_missing(live: Node) -> None:
     live.sh("echo count=7 > /etc/fakegpu.conf")
     play = live.play("site.yml", NEXT, bedplate_expected_gpus=8)
     assert play.code != 0
-    assert "8" in play.output
-    assert "7" in play.output
     assert_still_good(live)
     verdicts = live.state()["runs"][-1]["verdicts"]
     assert [v["code"] for v in verdicts if v["status"] == "fail"] == ["gpu.count"]
@@ -240,6 +240,7 @@ def test_a_gpu_is_missing(live: Node) -> None:
 def test_rollout_stops_at_the_canary(live: Node, second: Node) -> None:
     play = live.play("site.yml", "tiny-wrongsum", "--limit", "gpu_nodes")
     assert play.code != 0
+    assert f"[{second.name}]" in play.output, "the second node was not in the play"
     assert_still_good(live)
     assert live.statuses()["tiny-wrongsum"] == "failed"
     assert second.sh("ls /opt") == "", "the next wave began although the canary failed"

@@ -38,7 +38,6 @@ class Node:
     name: str
     inventory: Path
     profiles: Path
-    containers_conf: Path | None = None
     running: list[subprocess.Popen[str]] = field(default_factory=list)
 
     # ---- what the node shows ----

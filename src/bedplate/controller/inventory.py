@@ -18,7 +18,6 @@ PLAY_VARIABLES = frozenset(
         "bedplate_before",
         "bedplate_begun",
         "bedplate_failure",
-        "bedplate_hosts",
         "bedplate_plan",
         "bedplate_run",
         "bedplate_serial",
