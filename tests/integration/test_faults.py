@@ -246,6 +246,14 @@ def test_rollout_stops_at_the_canary(live: Node, second: Node) -> None:
     assert second.sh("ls /opt") == "", "the next wave began although the canary failed"
 
 
+def test_a_run_limited_by_tags_goes_back_too(live: Node) -> None:
+    play = live.play("site.yml", "tiny-wrongsum", "--tags", "stack")
+    assert play.code != 0
+    assert "tiny-wrongsum" in play.output
+    assert_still_good(live)
+    assert live.statuses()["tiny-wrongsum"] == "failed"
+
+
 def test_rollback_is_one_rename_without_network(live: Node) -> None:
     upgraded = live.play("site.yml", NEXT)
     assert upgraded.code == 0, upgraded.output
