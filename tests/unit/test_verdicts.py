@@ -1,12 +1,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bedplate.node.verdicts import CODES, STATUSES, Verdict, failing, sentence, worst
+from bedplate.node.verdicts import (
+    ACCEPTED_STATUSES,
+    CODES,
+    LAYERS,
+    SEVERITIES,
+    STATUSES,
+    Verdict,
+    blame,
+    failing,
+    layers_of,
+    sentence,
+    worst,
+)
 
 
 def make(status: str = "pass", code: str = "import.ok", **kwargs: object) -> Verdict:
@@ -25,29 +38,45 @@ def test_unknown_status_and_layer_are_refused(field: str, value: str) -> None:
         Verdict(**{**values, field: value})
 
 
-def test_codes_are_documented_in_one_sentence_and_passes_need_no_rollback() -> None:
-    for code, info in CODES.items():
-        assert info.description.endswith("."), code
-        if code.endswith((".ok", ".not_managed", ".absent")):
-            assert not info.rollback_helps, code
+@pytest.mark.parametrize("code", CODES)
+def test_codes_say_what_they_mean_in_values_that_exist(code: str) -> None:
+    info = CODES[code]
+    assert info.description.endswith(".")
+    assert info.severity in SEVERITIES
+    assert info.statuses
+    assert set(info.statuses) <= set(STATUSES)
+    assert layers_of(code)
+    assert set(layers_of(code)) <= set(LAYERS)
+    may_fail = not set(info.statuses) <= {"pass", "skipped"}
+    assert (info.severity != "info") == may_fail, "info is for what never says that something is wrong"
+    assert may_fail or not info.rollback_helps, "there is nothing to cure"
 
 
-def test_simulated_is_in_the_dict_only_when_set() -> None:
-    assert "simulated" not in make().to_dict()
-    assert make(simulated=True).to_dict()["simulated"] is True
+def test_the_layer_of_a_code_is_that_of_its_prefix() -> None:
+    assert layers_of("abi.ok") == ("stack",)
+    assert layers_of("gpu.nvml_error") == ("driver",)
+    assert layers_of("toolkit.not_managed") == ("toolkit",)
 
 
-@given(st.sampled_from(STATUSES), st.sampled_from(sorted(CODES)), st.booleans(), st.text())
-def test_round_trip_through_json(status: str, code: str, simulated: bool, text: str) -> None:
-    verdict = make(status, code, simulated=simulated, evidence={"text": text}, action=text)
+@pytest.mark.parametrize("mark", ["simulated", "preexisting"])
+def test_marks_are_in_the_dict_only_when_set(mark: str) -> None:
+    assert mark not in make().to_dict()
+    assert make(**{mark: True}).to_dict()[mark] is True
+
+
+@given(st.sampled_from(STATUSES), st.sampled_from(sorted(CODES)), st.booleans(), st.booleans(), st.text())
+def test_round_trip_through_json(status: str, code: str, simulated: bool, old: bool, text: str) -> None:
+    verdict = make(status, code, simulated=simulated, preexisting=old, evidence={"text": text}, action=text)
     assert Verdict.from_dict(json.loads(json.dumps(verdict.to_dict()))) == verdict
 
 
-@given(st.lists(st.sampled_from(STATUSES)))
-def test_worst_is_order_free_and_agrees_with_failing(statuses: list) -> None:
-    verdicts = [make(status) for status in statuses]
-    assert worst(verdicts) == worst(reversed(verdicts))
-    assert bool(failing(verdicts)) == (worst(verdicts) not in ("skipped", "pass", "warn"))
+@given(st.lists(st.tuples(st.sampled_from(STATUSES), st.booleans())), st.booleans())
+def test_worst_is_order_free_and_agrees_with_failing(kinds: list, preexisting: bool) -> None:
+    verdicts = [make(status, preexisting=old) for status, old in kinds]
+    assert worst(verdicts, preexisting=preexisting) == worst(reversed(verdicts), preexisting=preexisting)
+    in_the_way = failing(verdicts, preexisting=preexisting)
+    assert bool(in_the_way) == (worst(verdicts, preexisting=preexisting) not in ACCEPTED_STATUSES)
+    assert preexisting or not any(verdict.preexisting for verdict in in_the_way)
 
 
 def test_worst_of_nothing_is_skipped_and_skipped_does_not_hide_a_pass() -> None:
@@ -63,3 +92,62 @@ def test_an_inconclusive_check_stands_in_the_way() -> None:
 def test_sentence_has_no_trailing_space_without_action() -> None:
     assert sentence(make()) == "torch: It imports."
     assert sentence(make(action="Do nothing.")) == "torch: It imports. Do nothing."
+
+
+# ---- blame ------------------------------------------------------------------------------------------------------
+
+
+def test_what_failed_before_is_reported_and_in_nobodys_way() -> None:
+    old = make("fail", "import.error")
+    (after,) = blame([old], [old])
+    assert after.preexisting
+    assert after.status == "fail"
+    assert failing([after]) == []
+    assert failing([after], preexisting=True) == [after]
+    assert worst([after]) == "warn"
+    assert worst([after], preexisting=True) == "fail"
+
+
+@pytest.mark.parametrize("field", ["code", "layer", "subject"])
+def test_another_check_is_no_excuse(field: str) -> None:
+    values = {"code": "import.error", "status": "fail", "layer": "stack", "subject": "torch", "message": ""}
+    other = {"code": "import.crash", "layer": "node", "subject": "numpy"}[field]
+    (after,) = blame([Verdict(**values)], [Verdict(**{**values, field: other})])
+    assert not after.preexisting
+
+
+def test_a_pass_before_is_no_excuse_and_a_pass_after_needs_none() -> None:
+    well, broken = make("pass", "gpu.count"), make("fail", "gpu.count")
+    assert failing(blame([broken], [well])) == [broken]
+    assert blame([well], [broken]) == [well]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "old"),
+    [("inconclusive", "fail", False), ("needs-reset", "fail", False), ("fail", "needs-reset", True)],
+)
+def test_what_got_worse_is_new(before: str, after: str, old: bool) -> None:
+    (found,) = blame([make(after, "gpu.nvml_error")], [make(before, "gpu.nvml_error")])
+    assert found.preexisting is old
+
+
+CHECKS = st.builds(
+    Verdict,
+    code=st.sampled_from(["gpu.count", "gpu.ids"]),
+    status=st.sampled_from(STATUSES),
+    layer=st.sampled_from(["driver", "node"]),
+    subject=st.sampled_from(["GPUs", "GPU 1"]),
+    message=st.just("."),
+    preexisting=st.booleans(),
+)
+
+
+@given(st.lists(CHECKS), st.lists(CHECKS))
+def test_blame_marks_and_changes_nothing_else(after: list[Verdict], before: list[Verdict]) -> None:
+    marked = blame(after, before)
+    assert [replace(verdict, preexisting=False) for verdict in marked] == [
+        replace(verdict, preexisting=False) for verdict in after
+    ]
+    assert blame(marked, before) == marked
+    assert not any(verdict.preexisting for verdict in blame(after, []))
+    assert failing(blame(after, after)) == []
