@@ -212,7 +212,12 @@ def test_locked_profile_has_all_that_a_role_needs(tmp_path: Path) -> None:
     assert plan["bytes"] == (tmp_path / "wheels" / "alpha-1.0-py3-none-any.whl").stat().st_size
     assert plan["system_packages"] == {"apt": [], "dnf": []}
     assert plan["driver"] is None
-    assert plan["expect"] == {"gpus": 8, "gpu_ids": [], "arch": None}
+    assert {key: plan["expect"][key] for key in ("gpus", "gpu_ids", "arch", "iommu")} == {
+        "gpus": 8,
+        "gpu_ids": [],
+        "arch": None,
+        "iommu": "any",
+    }
     assert for_deploy("small", "", [tmp_path / "profiles"])["target"] == TARGET, "empty means the first"
 
 

@@ -21,7 +21,11 @@ import bedplate_gpu_info
 import bedplate_verify
 
 ROOT = Path(__file__).resolve().parents[2]
-STACK = {"layers": ["stack"], "backend": "gloo", "imports": ["torch", "sgl_kernel"], "max_bytes": 4096}
+STACK = {
+    "layers": ["stack"],
+    "imports": ["torch", "sgl_kernel"],
+    "collective": {"backend": "gloo", "max_bytes": 4096},
+}
 
 Run = Callable[..., dict[str, Any]]
 
@@ -105,7 +109,7 @@ def test_only_the_checks_that_are_asked_for(verify: Run, good: Path) -> None:
     assert codes(verify(generation=str(good), checks=["imports"], **{**STACK, "imports": ["torch"]})) == [
         ("import.ok", "pass")
     ]
-    assert codes(verify(layers=["driver"], checks=["imports"])) == [("driver.not_managed", "skipped")]
+    assert codes(verify(layers=["driver"], checks=["driver"])) == [("driver.not_managed", "skipped")]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a probe as another user")
@@ -159,13 +163,24 @@ def test_the_stack_runs_as_the_probe_user(verify: Run) -> None:
         shutil.rmtree(generation, ignore_errors=True)
 
 
+def same_option(documented: dict[str, Any], spec: dict[str, Any], name: str) -> None:
+    """Compare the documentation of an option, and of the options in it, with the spec that Ansible enforces."""
+    assert documented.pop("description"), name
+    suboptions = documented.pop("suboptions", {})
+    spec = {key: value for key, value in spec.items() if key != "apply_defaults"}
+    inner = spec.pop("options", {})
+    assert documented == spec, name
+    assert suboptions.keys() == inner.keys(), name
+    for key, option in suboptions.items():
+        same_option(option, inner[key], f"{name}.{key}")
+
+
 @pytest.mark.parametrize("module", [bedplate_verify, bedplate_gpu_info])
 def test_documentation_and_argument_spec_say_the_same(module: Any) -> None:
     documented = yaml.safe_load(module.DOCUMENTATION)["options"]
     spec = module.argument_spec()
     assert documented.keys() == spec.keys()
     for name, option in documented.items():
-        assert option.pop("description")
-        assert option == spec[name], name
+        same_option(option, spec[name], name)
     assert yaml.safe_load(module.EXAMPLES)
     assert yaml.safe_load(module.RETURN)

@@ -18,6 +18,7 @@ PLAY_VARIABLES = frozenset(
         "bedplate_before",
         "bedplate_begun",
         "bedplate_failure",
+        "bedplate_layers_now",
         "bedplate_plan",
         "bedplate_run",
         "bedplate_serial",

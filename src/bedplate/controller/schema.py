@@ -82,20 +82,28 @@ Sha256 = Annotated[str, _form(r"[0-9a-f]{64}", "64 digits of 0-9 a-f")]
 HashList = Annotated[list[Sha256], Field(min_length=1), AfterValidator(_unique)]
 Pin = Annotated[str, AfterValidator(_exact_pin)]
 SystemPackage = Annotated[str, _form(r"[A-Za-z0-9][A-Za-z0-9.+:_~=-]*", "libnuma1")]
+KernelModule = Annotated[str, _form(r"nvidia(_[a-z]+)?", "nvidia_uvm")]
+ModuleParameter = Annotated[str, _form(r"[A-Za-z_]\w*", "uvm_disable_hmm")]
+ParameterValue = Annotated[str, _form(r"[\w.,:;=+/-]*", "1")]
+ToolkitComponent = Annotated[str, _form(r"[a-z][a-z0-9-]*", "nvcc")]
 ModuleName = Annotated[str, _form(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "sgl_kernel")]
+OperationName = Annotated[str, _form(r"[a-z][a-z0-9_]*", "gemm")]
 
 
 class Driver(_Strict):
-    """NVIDIA driver: exact version and which kernel module."""
+    """NVIDIA driver: exact version, which kernel module, and the parameters that the module must be loaded with."""
 
     version: Annotated[str, _form(r"\d{3}\.\d{2,3}(\.\d{2})?", "580.82.07")]
     flavour: Literal["open", "proprietary"] = "open"
+    parameters: dict[KernelModule, dict[ModuleParameter, ParameterValue]] = {}
 
 
 class Toolkit(_Strict):
-    """CUDA toolkit: exact version."""
+    """CUDA toolkit: exact version, and whether /usr/local/cuda is to name it."""
 
     version: Annotated[str, _form(r"\d{2}\.\d{1,2}\.\d{1,2}", "13.0.1")]
+    default: bool = False
+    components: Annotated[list[ToolkitComponent], AfterValidator(_unique)] = []
 
 
 class Index(_Strict):
@@ -144,20 +152,34 @@ class Stack(_Strict):
 
 
 class Expect(_Strict):
-    """What a node of this profile has: GPU count, PCI ids `vendor:device`, architecture."""
+    """What a node of this profile has: GPU count, PCI ids `vendor:device`, architecture; the rest is optional.
+
+    bar1_min_mib: least BAR1 of each GPU in MiB. pcie_width: least lanes of each GPU's link. ecc: whether ECC is on.
+    iommu: the mode that the kernel runs in (any = not judged).
+    """
 
     gpus: Annotated[int, Field(ge=0, le=1024)]
     gpu_ids: list[Annotated[str, _form(r"[0-9a-f]{4}:[0-9a-f]{4}", "10de:2bb5")]] = []
     arch: Annotated[str, _form(r"sm_\d{2,3}[af]?", "sm_120")] | None = None
+    bar1_min_mib: Annotated[int, Field(ge=1)] | None = None
+    pcie_width: Literal[1, 2, 4, 8, 16] | None = None
+    ecc: bool | None = None
+    iommu: Literal["any", "off", "pt"] = "any"
 
 
 class Collective(_Strict):
-    """The all-reduce check: sizes in bytes, bus bandwidth in GB/s (0 = not judged), limit in seconds."""
+    """The collective check: sizes in bytes, bus bandwidth in GB/s (0 = not judged), limit in seconds."""
 
     backend: Literal["nccl", "gloo"] = "nccl"
     ranks: Annotated[list[Annotated[int, Field(ge=1, le=1024)]], Field(min_length=1)]
+    pairs: bool = False
+    operations: Annotated[
+        list[Literal["all_reduce", "all_gather", "reduce_scatter"]], Field(min_length=1), AfterValidator(_unique)
+    ] = ["all_reduce"]
     max_bytes: Annotated[int, Field(ge=8)] = 67108864
+    repeats: Annotated[int, Field(ge=1, le=1000)] = 5
     min_busbw_gbps: Annotated[float, Field(ge=0)] = 0.0
+    warn_busbw_gbps: Annotated[float, Field(ge=0)] = 0.0
     timeout_s: Annotated[int, Field(ge=1, le=7200)] = 180
 
 
@@ -166,6 +188,7 @@ class Verify(_Strict):
 
     imports: Annotated[list[ModuleName], Field(min_length=1), AfterValidator(_unique)]
     import_timeout_s: Annotated[int, Field(ge=1, le=7200)] = 180
+    operations: Annotated[list[OperationName], AfterValidator(_unique)] = []
     collective: Collective
 
 

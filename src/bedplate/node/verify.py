@@ -12,40 +12,46 @@ from .gpu import judge, query
 from .imports import check_imports
 from .verdicts import Verdict, simulated
 
-# What this version says of layers that it does not manage yet: never "pass".
+# What is said of a layer that nobody asked to verify: never "pass".
 _NOT_MANAGED = {
-    "driver": "This version of Bedplate does not manage the driver; it only asks NVML for the GPUs.",
-    "toolkit": "This version of Bedplate does not manage the CUDA toolkit.",
+    "driver": "Nothing says which driver this node must have; NVML is asked for the GPUs only.",
+    "toolkit": "Nothing says which CUDA toolkit this node must have.",
 }
 
 
 def verify(options: Mapping[str, Any]) -> list[Verdict]:
     """Run the checks of the given layers and return their verdicts, in the order driver, toolkit, stack.
 
-    options: those of the module bedplate_verify (its DOCUMENTATION describes them). Checks belong to
-    layers: gpus to driver, imports and collective to stack; a check whose layer is not asked for does not
-    run. Imports that fail do not keep the collective from running unless it is torch itself that does not
-    import.
+    options: those of the module bedplate_verify (its DOCUMENTATION describes them). A check whose layer is not
+    asked for does not run. Imports that fail do not keep the collective from running unless it is torch itself
+    that does not import.
 
     Raises child.ChildError when a child cannot be started at all.
     """
     layers, checks = options["layers"], options["checks"]
     verdicts: list[Verdict] = []
     if "driver" in layers:
-        verdicts.append(_not_managed("driver"))
-        if "gpus" in checks:
-            verdicts += judge(
-                query(options["tools"]),
-                expected_count=options["expected_gpus"],
-                expected_ids=options["expected_gpu_ids"],
-                expected_driver_version=options["expected_driver_version"],
-            )
+        verdicts += _driver(options, checks)
     if "toolkit" in layers:
         verdicts.append(_not_managed("toolkit"))
     if "stack" in layers:
         verdicts += _stack(options, checks)
     if options["simulated"]:
         verdicts = simulated(verdicts)
+    return verdicts
+
+
+def _driver(options: Mapping[str, Any], checks: list[str]) -> list[Verdict]:
+    """Return the verdicts of the driver and of the GPUs."""
+    verdicts = [_not_managed("driver")] if "driver" in checks else []
+    if "gpus" in checks:
+        wanted, expect = options["driver"] or {}, options["expect"]
+        verdicts += judge(
+            query(options["tools"]),
+            expected_count=expect.get("gpus"),
+            expected_ids=expect.get("gpu_ids") or [],
+            expected_driver_version=wanted.get("version", ""),
+        )
     return verdicts
 
 
@@ -67,22 +73,23 @@ def _stack(options: Mapping[str, Any], checks: list[str]) -> list[Verdict]:
         "environment": read_environment(generation / "environment"),
         "user": options["user"],
     }
+    collective = options["collective"]
     verdicts: list[Verdict] = []
     if "imports" in checks:
         verdicts += check_imports(options["imports"], timeout_s=options["import_timeout"], **shared)
     if "collective" in checks:
         torch = next((v for v in verdicts if v.subject == "torch" and v.status == "fail"), None)
         if torch:
-            subject = f"all-reduce {options['backend']}"
+            subject = f"all-reduce {collective['backend']}"
             message = "It did not run, because torch does not import."
             verdicts.append(Verdict("collective.unavailable", "skipped", "stack", subject, message))
         else:
             verdicts += check_collective(
-                backend=options["backend"],
-                ranks=options["ranks"],
-                max_bytes=options["max_bytes"],
-                timeout_s=options["collective_timeout"],
-                min_busbw_gbps=options["min_busbw_gbps"],
+                backend=collective["backend"],
+                ranks=collective["ranks"],
+                max_bytes=collective["max_bytes"],
+                timeout_s=collective["timeout_s"],
+                min_busbw_gbps=collective["min_busbw_gbps"],
                 **shared,
             )
     return verdicts
