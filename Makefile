@@ -57,8 +57,9 @@ format: setup ## Format the Python code and fix what ruff can fix
 	ruff format $(wildcard $(python))
 
 .PHONY: docs
-docs: setup ## Write docs/variables.md from the argument specs
+docs: setup ## Write docs/variables.md from the argument specs and docs/verdicts.md from the table of codes
 	scripts/variables_doc.py > docs/variables.md
+	scripts/verdicts_doc.py > docs/verdicts.md
 
 .PHONY: lock
 lock: setup ## Resolve requirements/*.in again (new versions come in here and nowhere else)

@@ -178,6 +178,19 @@ def test_a_newer_glibc_and_a_newer_runtime_are_named(tmp_path: Path) -> None:
     assert "needs GLIBC_2.9.9" in only(report, "abi.glibc_too_old").message
 
 
+def test_a_newer_cpp_runtime_is_named(tmp_path: Path) -> None:
+    site = environment(tmp_path)
+    path = build(site / "pkg" / "a.so", ["PyInit_a"], ["__cxa_guard_acquire"], "-l:libstdc++.so.6")
+    data = path.read_bytes()
+    assert b"CXXABI_1.3\0" in data
+    path.write_bytes(data.replace(b"CXXABI_1.3\0", b"CXXABI_9.3\0"))
+    report = check(site)
+    assert codes(report) == ["abi.cxxabi"]
+    verdict = only(report, "abi.cxxabi")
+    assert "needs CXXABI_9.3" in verdict.message
+    assert "libstdc++.so.6" in verdict.action
+
+
 def test_a_version_that_the_library_lacks_is_an_undefined_symbol(tmp_path: Path) -> None:
     site = environment(tmp_path)
     script = tmp_path / "v.map"
