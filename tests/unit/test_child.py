@@ -121,6 +121,69 @@ def test_what_forks_and_lives_on_with_open_pipes_is_killed(tmp_path: Path, leave
     assert not alive(outcome.result)
 
 
+def test_a_zombie_grandchild_holds_nobody_up_and_is_no_process_left(tmp_path: Path) -> None:
+    outcome = run(
+        tmp_path,
+        """
+        read_end, write_end = os.pipe()
+        if os.fork() == 0:
+            os.close(read_end)
+            zombie = os.fork()
+            if zombie == 0:
+                os._exit(0)
+            while open(f"/proc/{zombie}/stat").read().rpartition(")")[2].split()[0] != "Z":
+                time.sleep(0.01)
+            os.write(write_end, str(zombie).encode())
+            os.close(write_end)
+            time.sleep(60)
+        os.close(write_end)
+        answer(int(os.read(read_end, 20)))
+        """,
+    )
+    assert outcome.left_processes == 1  # the zombie's parent; a zombie runs nothing
+    assert outcome.elapsed_s < 5
+    assert not alive(outcome.result)
+
+
+STUCK = """
+#include <signal.h>
+#include <unistd.h>
+int main(void) {
+    /* A parent waits for its vfork child in uninterruptible sleep: state D, as one stuck in a driver. */
+    if (vfork() == 0) { sleep(60); _exit(0); }
+    return 0;
+}
+"""
+
+
+def test_what_is_in_uninterruptible_sleep_is_found_without_reading_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stuck.c").write_text(STUCK)
+    subprocess.run(["cc", "-o", tmp_path / "stuck", tmp_path / "stuck.c"], check=True)
+    read: list[str] = []
+    real = Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        if path.name == "environ":
+            read.append(path.parent.name)
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    outcome = run(
+        tmp_path,
+        f"""
+        process = subprocess.Popen([{str(tmp_path / "stuck")!r}])
+        while open(f"/proc/{{process.pid}}/stat").read().rpartition(")")[2].split()[0] != "D":
+            time.sleep(0.01)
+        answer(process.pid)
+        """,
+    )
+    assert outcome.left_processes >= 1
+    assert str(outcome.result) not in read
+    assert not alive(outcome.result)
+
+
 def test_closed_pipes_do_not_end_the_wait(tmp_path: Path) -> None:
     outcome = run(tmp_path, "os.close(1); os.close(2); time.sleep(0.5); answer('late')")
     assert outcome.result == "late"
@@ -152,6 +215,43 @@ def test_memory_is_limited(tmp_path: Path) -> None:
     outcome = run(tmp_path, "x = []\nwhile True: x.append(bytearray(1 << 24))", memory_bytes=1 << 28)
     assert outcome.exit_code == 1
     assert "MemoryError" in outcome.stderr
+
+
+HOLD = """
+        import mmap
+        held = mmap.mmap(-1, 150 << 20, flags=mmap.MAP_{kind} | mmap.MAP_ANONYMOUS)
+        for at in range(0, len(held), 4096):
+            held[at] = 1
+        """
+
+
+@pytest.mark.parametrize("kind", ["SHARED", "PRIVATE"])
+def test_memory_of_all_processes_together_is_limited(tmp_path: Path, kind: str) -> None:
+    """Each of three is within the limit of one process; together they are not."""
+    body = "for _ in range(2):\n    if os.fork() == 0:\n        break\n"
+    body += textwrap.dedent(HOLD.format(kind=kind)) + "time.sleep(30)"
+    outcome = run(tmp_path, body, memory_bytes=400 << 20)
+    assert outcome.memory_exceeded
+    assert (outcome.signal, outcome.timed_out, outcome.left_processes) == ("SIGKILL", False, 0)
+    assert outcome.ending() == "used more memory than it may, and was killed"
+    assert outcome.elapsed_s < 10
+
+
+def test_address_space_is_not_limited(tmp_path: Path) -> None:
+    """CUDA reserves far more of it than it uses (PROT_NONE), and must still start."""
+    outcome = run(
+        tmp_path,
+        """
+        import ctypes
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+        reserved = libc.mmap(None, 1 << 40, 0, 0x4022, -1, 0)  # MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE
+        answer(reserved not in (None, ctypes.c_void_p(-1).value))
+        """,
+        memory_bytes=1 << 28,
+    )
+    assert outcome.result is True
 
 
 def test_no_core_dump_and_first_to_go_when_memory_runs_out(tmp_path: Path) -> None:
@@ -219,6 +319,18 @@ def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
         run(tmp_path, "answer(1)", python="/no/python")
 
 
+def test_no_room_for_the_directory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "absent"))
+    with pytest.raises(ChildError, match=r"there is no place for a probe in .*/absent"):
+        run(tmp_path, "answer(1)")
+
+
+def test_a_child_that_cannot_be_started_is_a_verdict() -> None:
+    verdict = child.child_failed(ChildError("no python"), layer="stack", subject="torch")
+    assert (verdict.code, verdict.status, verdict.layer) == ("node.child_failed", "fail", "stack")
+    assert verdict.message == "It could not be checked: no python."
+
+
 def test_a_probe_dies_with_its_caller(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     probe(tmp_path, f"open({str(pid_file)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)")
@@ -238,6 +350,38 @@ def test_a_probe_dies_with_its_caller(tmp_path: Path) -> None:
     process.wait()
     time.sleep(0.2)
     assert not alive(pid)
+
+
+def test_what_a_killed_caller_left_is_removed_by_the_next_probe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lived_on = tmp_path / "lived_on"
+    body = (
+        f"if os.fork() == 0:\n    os.setsid()\n    open({str(lived_on)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)"
+    )
+    probe(tmp_path, body)
+    caller = (
+        f"import sys; sys.path[:0] = [{str(Path(child.__file__).parents[2])!r}, {str(tmp_path)!r}]; "
+        "import the_probe; from bedplate.node.child import run_probe; "
+        "run_probe(the_probe, {}, python=sys.executable, timeout_s=60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", caller], env={**os.environ, "TMPDIR": str(tmp_path)})
+    deadline = time.monotonic() + 20
+    while not (lived_on.exists() and lived_on.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (running,) = tmp_path.glob("bedplate-probe-*")
+    foreign = tmp_path / "bedplate-probe-of-somebody"
+    foreign.mkdir()
+    assert run(tmp_path, "answer(1)").result == 1
+    assert running.exists()  # its caller lives
+    process.kill()
+    process.wait()
+    assert alive(int(lived_on.read_text()))
+    assert running.exists()
+    assert run(tmp_path, "answer(1)").result == 1
+    assert not alive(int(lived_on.read_text()))
+    assert list(tmp_path.glob("bedplate-probe-*")) == [foreign]
 
 
 def test_environment_file(tmp_path: Path) -> None:

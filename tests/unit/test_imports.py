@@ -258,12 +258,168 @@ def test_an_import_that_leaves_a_process_passes_and_says_so(generation: Path) ->
     package(generation, "leaves", "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)")
     verdict = run(generation, "leaves")
     assert (verdict.code, verdict.evidence["left_processes"]) == ("import.ok", 1)
+    assert "It left 1 process running, which ended by SIGKILL." in verdict.message
 
 
 def test_an_import_that_fills_memory_is_stopped(generation: Path) -> None:
     package(generation, "eats", "x = []\nwhile True: x.append(bytearray(1 << 24))")
     verdict = run(generation, "eats", memory_bytes=1 << 28)
-    assert (verdict.code, verdict.message) == ("import.error", "The import raised MemoryError")
+    assert (verdict.code, verdict.status) == ("import.memory", "fail")
+
+
+def test_an_import_that_fills_memory_through_its_children_is_stopped(generation: Path) -> None:
+    body = """
+        import os, time
+        for _ in range(4):
+            if os.fork() == 0:
+                break
+        held = bytearray(150 << 20)
+        time.sleep(60)
+        """
+    package(generation, "eats_together", body)
+    verdict = run(generation, "eats_together", memory_bytes=1 << 28)
+    assert (verdict.code, verdict.status) == ("import.memory", "fail")
+    assert verdict.evidence["stage"] == "importing eats_together"
+
+
+def library(path: Path, code: str = "int thing(void) { return 1; }") -> Path:
+    """Compile a real shared library."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    command = ["gcc", "-shared", "-fPIC", "-xc", "-", "-o", str(path), f"-Wl,-soname,{path.name}"]
+    subprocess.run(command, input=code, text=True, check=True)
+    return path
+
+
+def loads(generation: Path, name: str, *paths: Path) -> None:
+    """Put a package into the generation that loads the given files."""
+    package(generation, name, "import ctypes\n" + "".join(f"ctypes.CDLL({str(path)!r})\n" for path in paths))
+
+
+def test_a_library_from_outside_the_generation_is_foreign(generation: Path, tmp_path: Path) -> None:
+    outside = library(tmp_path / "cuda/lib64/libcudart.so.13")
+    loads(generation, "shadowed", outside)
+    verdict = run(generation, "shadowed")
+    assert (verdict.code, verdict.status) == ("import.foreign_library", "fail")
+    assert verdict.evidence["foreign"] == [str(outside)]
+    assert "LD_LIBRARY_PATH" in verdict.action
+
+
+def test_a_library_that_the_system_shadows_is_foreign(tiny: Path, tmp_path: Path) -> None:
+    """The way it happens: LD_LIBRARY_PATH names a directory with a library of the same name."""
+    generation = tiny_stack.make_generation(tmp_path / "g", tiny)
+    inside = library(tiny_stack.site_packages(generation) / "nvidia/lib/libcublas.so.13")
+    directory = package(generation, "uses_blas", "from . import ops")
+    extension(directory, "ops", "", str(inside), "-Wl,--enable-new-dtags", f"-Wl,-rpath,{inside.parent}")
+    assert run(generation, "uses_blas").code == "import.ok"
+    outside = library(tmp_path / "system/libcublas.so.13")
+    verdict = run(generation, "uses_blas", environment={"LD_LIBRARY_PATH": str(outside.parent)})
+    assert (verdict.code, verdict.evidence["foreign"]) == ("import.foreign_library", [str(outside)])
+
+
+def test_a_link_out_of_the_generation_is_foreign(generation: Path, tmp_path: Path) -> None:
+    outside = library(tmp_path / "libnccl.so.2", "int ncclGetVersion(int *v) { *v = 22705; return 0; }")
+    link = tiny_stack.site_packages(generation) / "libnccl.so.2"
+    link.symlink_to(outside)
+    loads(generation, "linked", link)
+    link_verdict = run(generation, "linked")
+    assert (link_verdict.code, link_verdict.evidence["foreign"]) == ("import.foreign_library", [str(outside)])
+
+
+def test_the_libraries_of_the_driver_come_from_outside(generation: Path, tmp_path: Path) -> None:
+    loads(generation, "driven", library(tmp_path / "libcuda.so.1"), library(tmp_path / "libnvidia-ml.so.1"))
+    verdict = run(generation, "driven")
+    assert verdict.code == "import.ok"
+    assert sorted(verdict.evidence["libraries"]) == ["libcuda.so.1", "libnvidia-ml.so.1"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("a/libcudart.so.12", "a/libcudart.so.13"),
+        ("b/libnccl.so.2", "c/libnccl.so.2"),
+        ("d/libcudart-9335f6a2.so.12", "d/libcudart.so.12"),
+    ],
+    ids=["two CUDA majors", "two files of one name", "one that a wheel brings for itself"],
+)
+def test_a_library_that_is_loaded_twice(generation: Path, names: tuple[str, str]) -> None:
+    site = tiny_stack.site_packages(generation)
+    name = "twice_" + names[0].partition("/")[0]
+    paths = [library(site / name / path) for path in names]
+    (site / name / "__init__.py").write_text(
+        f"import ctypes\nfor path in {[str(p) for p in paths]!r}: ctypes.CDLL(path)\n"
+    )
+    verdict = run(generation, name)
+    assert (verdict.code, verdict.status) == ("import.duplicate_library", "fail")
+    (found,) = verdict.evidence["copies"].values()
+    assert found == sorted(str(path.resolve()) for path in paths)
+
+
+def test_torch_and_nccl_are_asked_what_they_are(tiny: Path, tmp_path: Path) -> None:
+    generation = tiny_stack.make_generation(tmp_path / "g", tiny)
+    nccl = library(
+        tiny_stack.site_packages(generation) / "nvidia/libnccl.so.2",
+        "int ncclGetVersion(int *v) { *v = 22809; return 0; }",
+    )
+    package(generation, "with_nccl", f"import torch, ctypes\nctypes.CDLL({str(nccl)!r})\n")
+    evidence = run(generation, "with_nccl").evidence
+    assert (evidence["cuda"], evidence["arch_list"], evidence["nccl"]) == ("12.8", ["sm_90", "sm_120"], 22809)
+
+
+def test_an_nccl_that_crashes_when_it_is_asked_does_not_take_the_import_with_it(tiny: Path, tmp_path: Path) -> None:
+    generation = tiny_stack.make_generation(tmp_path / "g", tiny)
+    code = "#include <stdlib.h>\nint ncclGetVersion(int *v) { abort(); }"
+    nccl = library(tiny_stack.site_packages(generation) / "nvidia/libnccl.so.2", code)
+    package(generation, "bad_nccl", f"import torch, ctypes\nctypes.CDLL({str(nccl)!r})\n")
+    verdict = run(generation, "bad_nccl")
+    assert (verdict.code, verdict.evidence["nccl"]) == ("import.ok", None)
+
+
+def test_one_rule_says_what_is_of_the_driver(generation: Path, tmp_path: Path) -> None:
+    for number, (name, of_driver) in enumerate(
+        {"libcuda.so.1": True, "libnvcuvid.so.1": True, "libnvrtc.so.13": False}.items()
+    ):
+        needed = library(tmp_path / name)
+        directory = package(generation, f"needs_{number}", "from . import ops")
+        extension(directory, "ops", "", str(needed))
+        needed.unlink()
+        verdict = run(generation, f"needs_{number}")
+        assert (verdict.code, verdict.evidence["library"]) == ("import.missing_library", name)
+        assert ("driver" in verdict.action) == of_driver
+
+
+def test_a_child_that_cannot_be_started_fails_its_module_and_no_other_check(generation: Path) -> None:
+    verdicts = check_imports(["torch", "sgl_kernel"], python="/no/such/python", timeout_s=5)
+    assert [(v.code, v.status, v.layer, v.subject) for v in verdicts] == [
+        ("node.child_failed", "fail", "stack", "torch"),
+        ("node.child_failed", "fail", "stack", "sgl_kernel"),
+    ]
+    assert "/no/such/python" in verdicts[0].message
+
+
+def test_imports_run_at_once_as_far_as_memory_goes(generation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    for number in range(4):
+        package(generation, f"slow_{number}", "import time\ntime.sleep(1)")
+    modules = [f"slow_{number}" for number in range(4)]
+
+    def seconds() -> float:
+        began = time.monotonic()
+        verdicts = check_imports(modules, python=str(generation / "venv/bin/python"), timeout_s=30)
+        assert [v.subject for v in verdicts if v.code == "import.ok"] == modules
+        return time.monotonic() - began
+
+    monkeypatch.setattr(imports, "available_bytes", lambda: 100 * imports.IMPORT_BYTES)
+    assert seconds() < 4
+    monkeypatch.setattr(imports, "available_bytes", lambda: 0)
+    assert seconds() >= 4
+
+
+def test_available_memory(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal:  8 kB\nMemAvailable:    3 kB\n")
+    assert imports.available_bytes(str(tmp_path / "meminfo")) == 3072
+    (tmp_path / "meminfo").write_text("MemTotal:  8 kB\n")
+    assert imports.available_bytes(str(tmp_path / "meminfo")) == 0
+    assert imports.available_bytes() > 0
 
 
 def test_an_exception_that_cannot_be_shown(generation: Path) -> None:

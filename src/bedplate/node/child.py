@@ -7,9 +7,14 @@ of Bedplate.
 
 What the child gets: an interpreter started with ``-I`` in a session of its own, a private directory as
 working directory, home and place for every JIT cache, an environment built from nothing, another user when
-the caller is root, no core dumps, and a time limit after which the whole session is killed. Answers come
-through files in the private directory, so what a package prints cannot be taken for one, and a process that
-keeps a pipe open holds nobody up.
+the caller is root, no core dumps, limits of memory, and a time limit after which the whole session is killed.
+Answers come through files in the private directory, so what a package prints cannot be taken for one, and a
+process that keeps a pipe open holds nobody up.
+
+Memory has two limits, both of the size that the caller names. RLIMIT_DATA stops one process at once; not
+RLIMIT_AS, since CUDA reserves address space of the size of all GPUs and the host together, and would not start.
+It counts neither shared memory nor children, so what all processes of the probe hold is added up twice a second
+as well. Control groups are not used: making one needs root and a writable cgroup file system.
 """
 
 from __future__ import annotations
@@ -25,21 +30,23 @@ import stat
 import subprocess
 import tempfile
 import time
-import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from . import child_start
+from .verdicts import Verdict
 
 OUTPUT_LIMIT = 64 * 1024  # bytes kept of stdout and of stderr: the end, where the cause is
 RESULT_LIMIT = 4 * 1024 * 1024  # bytes of an answer or a stage that are read
 TERM_GRACE_S = 2.0  # from SIGTERM to SIGKILL
 KILL_GRACE_S = 5.0  # from SIGKILL to giving up on a process in uninterruptible sleep
 POLL_S = 0.02
+WATCH_S = 0.5  # from one look at the memory of all processes to the next
 MARK = "BEDPLATE_PROBE"  # a variable whose value finds processes that left the session
+PREFIX = "bedplate-probe-"  # of the private directories
 
 # Every place where the packages of the stack keep compiled code. A probe must neither use what an earlier
 # stack left there nor leave anything behind.
@@ -69,6 +76,7 @@ class Outcome:
     stdout, stderr: the last 64 KiB of each.
     elapsed_s: wall time in seconds.
     left_processes: how many of its processes were still there after it had ended, and were killed.
+    memory_exceeded: it was killed because its processes together held more memory than they may.
     """
 
     exit_code: int | None
@@ -80,9 +88,12 @@ class Outcome:
     stderr: str
     elapsed_s: float
     left_processes: int
+    memory_exceeded: bool = False
 
     def ending(self) -> str:
         """Return how it ended as part of a sentence, such as "died by SIGSEGV"."""
+        if self.memory_exceeded:
+            return "used more memory than it may, and was killed"
         if self.timed_out:
             return f"did not end in time and was killed after {self.elapsed_s:.0f} s"
         if self.signal:
@@ -148,27 +159,29 @@ def run_probe(
     timeout_s: seconds after which the whole session gets SIGTERM and, 2 s later, SIGKILL.
     environment: the variables of the child; the few it cannot do without and the caches are set here.
     user: the name of the user to run as; only root can, for everybody else it is ignored.
-    memory_bytes: limit of the private memory of each of its processes (RLIMIT_DATA); 0 for none.
+    memory_bytes: limit of the memory that it may hold, each process and all together; 0 for none.
 
-    Raises ChildError when the interpreter cannot be started or the user does not exist.
+    First removes what probes of dead processes left behind: their directories, and processes that lived on.
+
+    Raises ChildError when the interpreter cannot be started, the user does not exist, or there is no room for
+    the private directory.
     """
     account = _account(user)
-    mark = uuid.uuid4().hex
-    directory = Path(tempfile.mkdtemp(prefix="bedplate-probe-"))
+    _remove_stale()
+    try:
+        directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{_owner()}-"))
+    except OSError as error:
+        raise ChildError(f"there is no place for a probe in {tempfile.gettempdir()}: {error}") from error
+    mark = directory.name
     try:
         start = {
             "parent": os.getpid(),
             "memory_bytes": memory_bytes,
             "probe": dict(config, directory=str(directory)),
         }
-        (directory / "start.py").write_text(_source(child_start), encoding="utf-8")
-        (directory / "probe.py").write_text(_source(probe), encoding="utf-8")
-        (directory / "config.json").write_text(json.dumps(start), encoding="utf-8")
+        _write_files(directory, start, probe, account)
         owner: dict[str, Any] = {}
         if account:
-            # The files as well: under a umask of 077 they would be root's alone.
-            for path in (directory, *directory.iterdir()):
-                os.chown(path, account.pw_uid, account.pw_gid)
             owner = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": _groups(account)}
         began = time.monotonic()
         try:
@@ -186,8 +199,8 @@ def run_probe(
         except OSError as error:
             raise ChildError(f"{python} cannot be started as {user or 'this user'}: {error}") from error
         output = _Output(process)
-        ended = _wait(process, output, began + timeout_s)
-        if not ended:
+        why = _watch(process, output, began + timeout_s, memory_bytes)
+        if why == "time":
             _signal_session(process.pid, signal.SIGTERM)
             _wait(process, output, time.monotonic() + TERM_GRACE_S)
         left = _kill_rest(process, output, mark)
@@ -197,16 +210,24 @@ def run_probe(
         return Outcome(
             exit_code=code if code is not None and code >= 0 else None,
             signal=_signal_name(-code) if code is not None and code < 0 else None,
-            timed_out=not ended,
+            timed_out=why == "time",
             result=_read_json(directory / "result.json"),
             stages={path.name[len("stage-") :]: _read(path) for path in _stage_files(directory)},
             stdout=output.text("stdout"),
             stderr=output.text("stderr"),
             elapsed_s=round(elapsed, 3),
-            left_processes=left if ended else 0,
+            left_processes=left if not why else 0,
+            memory_exceeded=why == "memory",
         )
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def child_failed(error: ChildError, *, layer: str, subject: str) -> Verdict:
+    """Return the verdict of a check whose child could not be started; the other checks go on."""
+    message = f"It could not be checked: {error}."
+    action = "Repair what the message names: the interpreter, the user, or the room in the temporary directory."
+    return Verdict("node.child_failed", "fail", layer, subject, message, {"error": str(error)}, action)
 
 
 def read_environment(path: Path) -> dict[str, str]:
@@ -226,6 +247,42 @@ def read_environment(path: Path) -> dict[str, str]:
                 value = value[1:-1]
             variables[key.strip()] = value
     return variables
+
+
+def _write_files(directory: Path, start: Mapping[str, Any], probe: ModuleType, account: Any) -> None:
+    """Write what the child reads into its private directory, and give that to the child's user."""
+    try:
+        (directory / "start.py").write_text(_source(child_start), encoding="utf-8")
+        (directory / "probe.py").write_text(_source(probe), encoding="utf-8")
+        (directory / "config.json").write_text(json.dumps(start), encoding="utf-8")
+        if account:
+            # The files as well: under a umask of 077 they would be root's alone.
+            for path in (directory, *directory.iterdir()):
+                os.chown(path, account.pw_uid, account.pw_gid)
+    except OSError as error:
+        raise ChildError(f"there is no place for a probe in {directory.parent}: {error}") from error
+
+
+def _owner() -> str:
+    """Return what no other process has, also when process ids are used again: namespace, id, start time."""
+    namespace = os.readlink("/proc/self/ns/pid").strip("pid:[]")
+    return f"{namespace}-{os.getpid()}-{_stat(os.getpid())[START_TIME]}"
+
+
+def _remove_stale() -> None:
+    """Remove what killed callers left behind: the processes of their probes, then the directories.
+
+    A name that another user chose can at most make this end that user's own processes.
+    """
+    namespace, _, _ = _owner().split("-")
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}{namespace}-*-*-*"):
+        pid, started = path.name[len(PREFIX) :].split("-")[1:3]
+        if not pid.isdigit() or _stat(int(pid))[START_TIME] == started:
+            continue
+        for left in _marked(path.name, 0):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(left, signal.SIGKILL)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _source(module: ModuleType) -> str:
@@ -275,20 +332,48 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 def _wait(process: subprocess.Popen[bytes], output: _Output, deadline: float) -> bool:
     """Read the output until the process has ended; return False when the deadline came first."""
+    return not _watch(process, output, deadline, 0)
+
+
+def _watch(process: subprocess.Popen[bytes], output: _Output, deadline: float, memory_bytes: int) -> str:
+    """Read the output until the process has ended and return ""; else return what ran out, "time" or "memory"."""
+    next_look = time.monotonic() + WATCH_S
     while not _has_ended(process):
-        if time.monotonic() > deadline:
-            return False
+        now = time.monotonic()
+        if now > deadline:
+            return "time"
+        if memory_bytes and now > next_look:
+            next_look = now + WATCH_S
+            if _held_bytes(process.pid) > memory_bytes:
+                return "memory"
         output.read(POLL_S)
-    return True
+    return ""
+
+
+def _held_bytes(session: int) -> int:
+    """Return the memory that the processes of a session hold, shared memory of each counted once per process.
+
+    RssAnon and RssShmem of proc_pid_status(5): pages of files can be had back at any time and do not count.
+    """
+    total = 0
+    for pid in _processes():
+        if _stat(pid)[SESSION] == str(session):
+            with contextlib.suppress(OSError):  # it ended in between
+                for line in (
+                    Path("/proc", str(pid), "status").read_text(encoding="utf-8", errors="replace").splitlines()
+                ):
+                    if line.startswith(("RssAnon:", "RssShmem:")):
+                        total += int(line.split()[1]) << 10
+    return total
 
 
 def _kill_rest(process: subprocess.Popen[bytes], output: _Output, mark: str) -> int:
     """Kill what is left of the session and of its marked descendants, reap the process, count the others."""
-    others = {pid for pid in _marked(mark) if pid != process.pid}
+    others = {pid for pid in _marked(mark, process.pid) if pid != process.pid}
     _signal_session(process.pid, signal.SIGKILL)
     # Whatever forks while it is being killed is found in the next round.
     for _ in range(10):
-        marked = _marked(mark)
+        marked = _marked(mark, process.pid)
         if not marked:
             break
         for pid in marked:
@@ -301,19 +386,45 @@ def _kill_rest(process: subprocess.Popen[bytes], output: _Output, mark: str) -> 
     return len(others)
 
 
-def _marked(mark: str) -> list[int]:
-    """Return the ids of the running processes that carry the mark in their environment."""
+# Places in what _stat returns, which begins with the third field of proc_pid_stat(5).
+STATE, SESSION, START_TIME = 0, 3, 19
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/<pid>/stat from the state on; empty texts when there is no such process."""
+    try:
+        text = Path("/proc", str(pid), "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return [""] * 50
+    return text.rpartition(")")[2].split()
+
+
+def _processes() -> list[int]:
+    """Return the ids of all processes."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _marked(mark: str, session: int) -> list[int]:
+    """Return the ids of the running processes that carry the mark in their environment, or are of the session.
+
+    Reading an environment takes the lock of the process's memory, which one that is stuck in the driver may
+    hold for ever. So nobody in uninterruptible sleep is read; of those, the ones in the session are found.
+    """
     wanted = f"{MARK}={mark}".encode()
-    return [pid for pid, environment in _environments() if wanted in environment.split(b"\0")]
-
-
-def _environments() -> Iterator[tuple[int, bytes]]:
-    """Yield process id and environment of every process whose environment may be read."""
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            # Gone in between, or somebody else's and the caller is not root.
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-                yield int(name), Path("/proc", name, "environ").read_bytes()
+    found = []
+    for pid in _processes():
+        stat_fields = _stat(pid)
+        if stat_fields[STATE] in ("Z", "X", ""):
+            continue
+        if stat_fields[STATE] == "D":
+            if stat_fields[SESSION] == str(session):
+                found.append(pid)
+            continue
+        # Gone in between, or somebody else's and the caller is not root.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            if wanted in Path("/proc", str(pid), "environ").read_bytes().split(b"\0"):
+                found.append(pid)
+    return found
 
 
 def _signal_session(leader: int, number: signal.Signals) -> None:

@@ -12,6 +12,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -21,16 +22,12 @@ CHAIN_LIMIT = 20  # exceptions of a chain
 TEXT_LIMIT = 8000  # characters of one exception
 FILE_LIMIT = 200  # extension files that the loader is asked about
 
-# Libraries whose real path tells whether the stack runs on its own files.
-LIBRARIES = (
-    "libc10.so",
-    "libcublas.so",
-    "libcuda.so",
-    "libcudart.so",
-    "libnccl.so",
-    "libnvidia-ml.so",
-    "libtorch.so",
-    "libtorch_cuda.so",
+# Libraries whose real path tells whether the stack runs on its own files. A hash may stand in a name that a
+# wheel brings for itself (libcudart-9335f6a2.so.12).
+LIBRARIES = re.compile(
+    r"lib(?:c10|c10_cuda|torch|torch_cpu|torch_cuda|torch_python|nccl|cuda|nvidia-ml"
+    r"|cudart|cublas|cublasLt|cudnn|cufft|curand|cusolver|cusparse|nvrtc|nvJitLink|nvshmem_host)"
+    r"(?:-[0-9a-f]{8,})?\.so(?:\.[\d.]+)?$"
 )
 
 
@@ -74,15 +71,40 @@ def versions(module: str) -> dict[str, str]:
 
 
 def loaded_libraries() -> dict[str, list[str]]:
-    """Return {file name: real paths} of the mapped libraries in ``LIBRARIES``."""
+    """Return {file name: real paths} of the mapped libraries that ``LIBRARIES`` names."""
     found: dict[str, set[str]] = {}
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as stream:
         for line in stream:
             path = line.rstrip("\n").partition("/")[2]
+            if path.endswith(" (deleted)"):  # replaced under the running process; proc_pid_maps(5)
+                path = path[: -len(" (deleted)")]
             name = os.path.basename(path)
-            if name.startswith(LIBRARIES):
+            if LIBRARIES.match(name):
                 found.setdefault(name, set()).add(os.path.realpath("/" + path))
     return {name: sorted(paths) for name, paths in sorted(found.items())}
+
+
+def nccl_version(libraries: dict[str, list[str]]) -> int | None:
+    """Return what ncclGetVersion of the loaded NCCL says, such as 22705 for 2.27.5; None without an answer."""
+    for name, paths in libraries.items():
+        if name.startswith("libnccl"):
+            number = ctypes.c_int()
+            # It is loaded already: this opens no file, and runs no initialiser.
+            if ctypes.CDLL(paths[0]).ncclGetVersion(ctypes.byref(number)) == 0:
+                return number.value
+    return None
+
+
+def architectures(torch: Any) -> list[str] | None:
+    """Return what torch was built for, such as ["sm_90", "sm_120", "compute_120"]; None when it does not tell.
+
+    torch.cuda.get_arch_list() gives the same list, but nothing on a machine without a GPU.
+    """
+    flags = getattr(getattr(torch, "_C", None), "_cuda_getArchFlags", None)
+    if flags is not None:
+        return str(flags() or "").split()
+    listed = getattr(getattr(torch, "cuda", None), "get_arch_list", None)
+    return None if listed is None else [str(name) for name in listed()]
 
 
 def package_files(module: str) -> list[str]:
@@ -116,10 +138,11 @@ def ask_loader(path: str) -> str:
 
 
 def main(config: dict[str, Any], answer: Callable[[Any], None], stage: Callable[[str, str], None]) -> None:
-    """Import ``config["module"]`` and answer {error, versions, libraries, version, file, cuda, loader,
-    seconds}.
+    """Import ``config["module"]`` and answer {error, versions, libraries, version, file, cuda, arch_list, nccl,
+    loader, seconds}.
 
-    error: the chain of ``describe``, empty on success. loader: [{file, error}] where the loader was asked,
+    error: the chain of ``describe``, empty on success. cuda, arch_list, nccl: of the torch and the NCCL that the
+    import brought with it, None without them. loader: [{file, error}] where the loader was asked,
     which it is for every failure with ``config["ask_loader"]`` true. With that, nothing is imported but
     torch.
     """
@@ -147,12 +170,15 @@ def main(config: dict[str, Any], answer: Callable[[Any], None], stage: Callable[
     except BaseException as error:  # noqa: BLE001  SystemExit and KeyboardInterrupt of a package, too
         result["error"] = describe(error)
     else:
-        cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
-        result.update(
-            version=str(getattr(module, "__version__", "")),
-            file=getattr(module, "__file__", None),
-            cuda=cuda,
-        )
+        result.update(version=str(getattr(module, "__version__", "")), file=getattr(module, "__file__", None))
     result["seconds"] = round(time.monotonic() - began, 3)
     result["libraries"] = loaded_libraries()
+    torch = sys.modules.get("torch")
+    if torch is not None and not result["error"]:
+        result["cuda"] = getattr(getattr(torch, "version", None), "cuda", None)
+        # What follows runs code of the stack: what is known already must not be lost with it.
+        answer(result)
+        stage("import", "asking torch and NCCL what they are")
+        result["arch_list"] = architectures(torch)
+        result["nccl"] = nccl_version(result["libraries"])
     answer(result)

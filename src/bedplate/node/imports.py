@@ -14,14 +14,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from . import import_child
-from .child import Outcome, run_probe
+from .abi_verdicts import is_driver
+from .child import ChildError, Outcome, child_failed, run_probe
 from .demangle import demangle
 from .verdicts import Verdict
 
 LAYER = "stack"
 
-# Private memory of an import. The real stacks stay below 2 GiB; what fills a node's memory stops here.
+# Memory of an import. What fills a node's memory stops here.
 MEMORY_BYTES = 16 << 30
+
+# What an import of the real stacks stays below: no more are made at once than the node has room for.
+IMPORT_BYTES = 2 << 30
 
 # glibc's words, elf/dl-lookup.c, elf/dl-load.c and elf/dl-version.c:
 #   <file>: undefined symbol: <name>[, version <version>]
@@ -38,6 +42,9 @@ _MISMATCH = re.compile(
     r"|\b(?:mismatch|incompatible)\w*.{0,60}\bversions?\b",
     re.IGNORECASE,
 )
+
+
+_MEMORY_ACTION = "Look in the evidence for what fills it; an import of a healthy stack stays below 2 GiB."
 
 
 class Finding(NamedTuple):
@@ -58,24 +65,42 @@ def check_imports(
     user: str = "",
     memory_bytes: int = MEMORY_BYTES,
 ) -> list[Verdict]:
-    """Import each module in a child of its own, at most one per CPU at a time; return one verdict per module.
+    """Import each module in a child of its own and return one verdict per module, in the order given.
 
-    modules: names to import, dotted ones too. python: the generation's interpreter. timeout_s: seconds per
-    import. environment, user, memory_bytes: as for ``child.run_probe``, whose ChildError passes through.
+    As many at a time as there are CPUs and room in memory (``IMPORT_BYTES`` each).
+
+    modules: names to import, dotted ones too. python: the generation's interpreter, by its path inside the
+    environment. timeout_s: seconds per import. environment, user, memory_bytes: as for ``child.run_probe``;
+    a child that cannot be started is the verdict ``node.child_failed`` of that module.
+
+    ``stack.check_stack`` judges what the verdicts say about the stack as a whole.
     """
 
     def check(module: str) -> Verdict:
-        return check_import(
-            module,
-            python=python,
-            timeout_s=timeout_s,
-            environment=environment,
-            user=user,
-            memory_bytes=memory_bytes,
-        )
+        try:
+            return check_import(
+                module,
+                python=python,
+                timeout_s=timeout_s,
+                environment=environment,
+                user=user,
+                memory_bytes=memory_bytes,
+            )
+        except ChildError as error:
+            return child_failed(error, layer=LAYER, subject=module)
 
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+    at_once = min(os.cpu_count() or 1, max(1, available_bytes() // IMPORT_BYTES))
+    with ThreadPoolExecutor(max_workers=at_once) as pool:
         return list(pool.map(check, modules))
+
+
+def available_bytes(meminfo: str = "/proc/meminfo") -> int:
+    """Return the memory that can be had without swapping: MemAvailable of proc_meminfo(5)."""
+    with open(meminfo, encoding="ascii") as stream:
+        for line in stream:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return 0
 
 
 def check_import(
@@ -90,8 +115,11 @@ def check_import(
     """Import one module in a child and return its verdict; the arguments are those of ``check_imports``.
 
     Evidence: seconds (of the import), versions ({distribution: version}), libraries ({name: real paths}),
-    and on failure what the cause needs: symbol and demangled and file, library, module, error (the chain of
-    exceptions), loader (what the loader said about files of the package), stderr (its end).
+    with torch also cuda, arch_list and nccl (the version's number), and on failure what the cause needs: symbol
+    and demangled and file, library, module, error (the chain of exceptions), loader (what the loader said about
+    files of the package), stderr (its end), foreign or copies (paths).
+
+    Raises ChildError when the child cannot be started.
     """
 
     def run(asking: bool) -> Outcome:
@@ -117,14 +145,24 @@ def check_import(
     if outcome.left_processes:
         evidence["left_processes"] = outcome.left_processes
     if not result["error"]:
-        evidence.update({"version": result["version"], "file": result["file"], "cuda": result["cuda"]})
+        for key in ("version", "file", "cuda", "arch_list", "nccl"):
+            evidence[key] = result.get(key)
+        found = _foreign(result["libraries"], os.path.dirname(os.path.dirname(python)))
+        found = found or _duplicate(result["libraries"])
+        if found:
+            evidence.update(found.evidence)
+            return Verdict(found.code, "fail", LAYER, module, found.message, evidence, found.action)
         version = _version(module, result)
         message = f"Imports in {result['seconds']:.1f} s{f', version {version}' if version else ''}."
+        if outcome.left_processes:
+            count = outcome.left_processes
+            message += f" It left {count} process{'' if count == 1 else 'es'} running, which ended by SIGKILL."
         return Verdict("import.ok", "pass", LAYER, module, message, evidence)
     evidence["error"] = result["error"]
     evidence["stderr"] = outcome.stderr[-4000:]
     texts = [str(item["text"]) for item in result["error"]]
-    found = _from_loader(texts) or _mismatch(texts) or _missing_module(result["error"], ("", "cause"))
+    found = _memory(result["error"]) or _from_loader(texts) or _mismatch(texts)
+    found = found or _missing_module(result["error"], ("", "cause"))
     if not found:
         asked = run(asking=True).result
         evidence["loader"] = asked["loader"] if isinstance(asked, dict) else []
@@ -183,11 +221,55 @@ def _loader_finding(match: re.Match[str]) -> Finding:
 
 def _library_action(library: str) -> str:
     """Return the next step for a library that is not found."""
-    if library.startswith(("libcuda.so", "libnvidia-")):
+    if is_driver(library):
         return "It belongs to the NVIDIA driver: install the driver, or repair it."
     if library.startswith(("libcu", "libnv", "libnccl")):
         return "It belongs to the CUDA packages of the stack: lock the profile with the CUDA major it needs."
     return "Name the system package that holds it under system_packages in the profile."
+
+
+def _foreign(libraries: Mapping[str, Sequence[str]], environment: str) -> Finding | None:
+    """Return which libraries came from outside the environment; those of the driver do, and must."""
+    inside = os.path.join(os.path.realpath(environment), "")
+    foreign = sorted(
+        path
+        for name, paths in libraries.items()
+        if not is_driver(name)
+        for path in paths
+        if not path.startswith(inside)
+    )
+    if not foreign:
+        return None
+    return Finding(
+        "import.foreign_library",
+        f"It loaded {', '.join(foreign)}, which is not of the generation.",
+        "Take its directory out of LD_LIBRARY_PATH and /etc/ld.so.conf.d, or lock the package that brings the library.",
+        {"foreign": foreign, "environment": inside},
+    )
+
+
+def _duplicate(libraries: Mapping[str, Sequence[str]]) -> Finding | None:
+    """Return which library is in the process twice, be it as two files or in two versions."""
+    copies: dict[str, list[str]] = {}
+    for name, paths in libraries.items():
+        copies.setdefault(re.split(r"(?:-[0-9a-f]{8,})?\.so", name)[0], []).extend(paths)
+    twice = {name: sorted(paths) for name, paths in copies.items() if len(paths) > 1}
+    if not twice:
+        return None
+    name, paths = sorted(twice.items())[0]
+    return Finding(
+        "import.duplicate_library",
+        f"{name} is loaded {len(paths)} times at once: {', '.join(paths)}.",
+        "Lock packages of one CUDA major that share one copy; which package brings which file, `pip show -f` says.",
+        {"copies": twice},
+    )
+
+
+def _memory(chain: Sequence[Mapping[str, Any]]) -> Finding | None:
+    """Return the finding for an import that met the limit of its memory."""
+    if not any(item["type"] == "MemoryError" for item in chain):
+        return None
+    return Finding("import.memory", "It needs more memory than an import may use.", _MEMORY_ACTION, {})
 
 
 def _mismatch(texts: Sequence[str]) -> Finding | None:
@@ -233,6 +315,9 @@ def _without_answer(module: str, outcome: Outcome) -> Verdict:
         "stderr": outcome.stderr[-8000:],
         "left_processes": outcome.left_processes,
     }
+    if outcome.memory_exceeded:
+        message = f"The import {outcome.ending()}."
+        return Verdict("import.memory", "fail", LAYER, module, message, evidence, _MEMORY_ACTION)
     if outcome.timed_out:
         message = f"The import {outcome.ending()}."
         action = "Read in the evidence where it hung; raise the import timeout if the node is only slow."

@@ -53,6 +53,7 @@ class CodeInfo:
 _PASS = ("pass",)
 _SKIPPED = ("skipped",)
 _CHECKED = ("pass", "fail")
+_NODE = ("node",)  # the layer of what only hands and firmware can change
 
 CODES: dict[str, CodeInfo] = {
     # gpu.*: what NVML says about the devices (gpu.py)
@@ -67,10 +68,138 @@ CODES: dict[str, CodeInfo] = {
     "gpu.nvml_error": CodeInfo(
         "NVML cannot be asked: not loadable, an error code, no answer in time.",
         True,
-        statuses=("fail", "needs-reboot", "needs-reset"),
+        statuses=("fail", "needs-reboot", "inconclusive"),
     ),
     "gpu.driver_version": CodeInfo(
         "The driver version that NVML reports, against the profile's.", True, statuses=_CHECKED
+    ),
+    # gpu.*: the GPUs as devices (host.py, gpu_verdicts.py, xid.py); no software makes them whole again
+    "gpu.hardware_error": CodeInfo(
+        "A GPU answers NVML with an error of its own: lost, reset required, no power, damaged board data.",
+        False,
+        statuses=("fail", "needs-reset", "inconclusive", "needs-reboot"),
+        layers=_NODE,
+    ),
+    "gpu.pci_count": CodeInfo(
+        "The number of GPUs on the PCI bus, against NVML's and the expected number.",
+        False,
+        statuses=("pass", "fail", "skipped"),
+        layers=_NODE,
+    ),
+    "gpu.off_bus": CodeInfo(
+        "Whether each GPU on the bus still answers configuration reads.",
+        False,
+        statuses=("pass", "needs-reboot", "skipped"),
+        layers=_NODE,
+    ),
+    "gpu.link_width": CodeInfo(
+        "The lanes of each GPU's PCIe link, against what it can have, or the profile wants.",
+        False,
+        "warning",
+        ("pass", "warn", "fail", "skipped"),
+        _NODE,
+    ),
+    "gpu.link_speed": CodeInfo(
+        "The generation of each GPU's PCIe link under load; at rest it is not judged.",
+        False,
+        "warning",
+        ("pass", "fail", "skipped"),
+        _NODE,
+    ),
+    "gpu.bar1": CodeInfo(
+        "The size of each GPU's BAR1, against its memory, or what the profile wants.",
+        False,
+        statuses=("pass", "warn", "fail", "skipped"),
+        layers=_NODE,
+    ),
+    "gpu.ecc": CodeInfo(
+        "Whether ECC is as the profile wants it, and errors that it could not correct.",
+        False,
+        statuses=("pass", "warn", "fail", "needs-reset", "skipped"),
+        layers=_NODE,
+    ),
+    "gpu.row_remap": CodeInfo(
+        "Rows of GPU memory that were remapped, wait for it, or could not be.",
+        False,
+        statuses=("pass", "warn", "fail", "needs-reset", "skipped"),
+        layers=_NODE,
+    ),
+    "gpu.retired_pages": CodeInfo(
+        "Retired pages of GPU memory; only GPUs older than Ampere have them.",
+        False,
+        "warning",
+        ("pass", "warn", "needs-reboot"),
+        _NODE,
+    ),
+    "gpu.xid": CodeInfo(
+        "The Xids in the kernel log since boot, by what NVIDIA's catalogue asks for.",
+        False,
+        statuses=("pass", "warn", "fail", "needs-reset", "needs-reboot", "skipped"),
+        layers=_NODE,
+    ),
+    "gpu.init_failed": CodeInfo(
+        "The driver logged that it could not start a GPU: often the wrong kind of kernel module.",
+        True,
+        statuses=("fail", "warn"),
+    ),
+    "gpu.recovery": CodeInfo(
+        "What the driver says a GPU needs to recover.",
+        False,
+        statuses=("pass", "needs-reset", "needs-reboot", "skipped"),
+        layers=_NODE,
+    ),
+    "gpu.wedged": CodeInfo(
+        "Whether a GPU is fully busy although no process uses it.",
+        False,
+        statuses=("pass", "needs-reset", "skipped"),
+        layers=_NODE,
+    ),
+    "gpu.throttle": CodeInfo(
+        "Whether heat or a lack of power holds clocks down.", False, "warning", ("pass", "warn", "skipped"), _NODE
+    ),
+    "gpu.persistence": CodeInfo(
+        "Whether persistence mode is on.", False, "warning", ("pass", "warn", "skipped"), _NODE
+    ),
+    "gpu.arch": CodeInfo(
+        "The architecture of each GPU, against the profile's.",
+        False,
+        statuses=("pass", "fail", "skipped"),
+        layers=_NODE,
+    ),
+    # node.*: the machine around the GPUs (host.py, host_verdicts.py)
+    "node.report": CodeInfo(
+        "sysfs, procfs or the kernel log could not be read in time.", False, statuses=("inconclusive",)
+    ),
+    "node.nouveau": CodeInfo("Whether the module nouveau is loaded.", False, statuses=_CHECKED),
+    "node.iommu": CodeInfo(
+        "How the IOMMU treats the GPUs, against what the profile wants.",
+        False,
+        statuses=("pass", "warn", "fail", "skipped", "inconclusive"),
+    ),
+    "node.acs": CodeInfo(
+        "Whether bridges above the GPUs redirect peer-to-peer traffic upstream.",
+        False,
+        "warning",
+        ("pass", "warn", "skipped"),
+    ),
+    "node.aer": CodeInfo(
+        "PCIe errors that the kernel has counted since boot.", False, "warning", ("pass", "warn", "fail", "skipped")
+    ),
+    "node.link_down": CodeInfo("Slots whose link went down since boot.", False, "warning", ("pass", "warn", "skipped")),
+    "node.shm": CodeInfo(
+        "Room in /dev/shm and lockable memory, which NCCL needs without peer-to-peer.",
+        False,
+        "warning",
+        ("pass", "warn", "fail", "skipped"),
+    ),
+    "node.hmm": CodeInfo(
+        "Whether HMM is on in the loaded nvidia_uvm, where it is known to hurt.",
+        False,
+        "warning",
+        ("pass", "warn", "skipped"),
+    ),
+    "node.forward_compat": CodeInfo(
+        "Whether the loader's path has a forward-compatibility libcuda.", False, "warning", ("pass", "warn")
     ),
     # import.*: one Python import in a child process (imports.py)
     "import.ok": CodeInfo("The module imports in a fresh interpreter of the generation.", False, "info", _PASS),
@@ -80,13 +209,71 @@ CODES: dict[str, CodeInfo] = {
     "import.version_mismatch": CodeInfo("A package refuses the version of one that it works with.", True),
     "import.crash": CodeInfo("The importing process died by a signal, or ended without an answer.", True),
     "import.timeout": CodeInfo("The import did not end in time and was killed.", True),
+    "import.memory": CodeInfo("The import needs more memory than it may use.", True),
+    "import.foreign_library": CodeInfo("The import loaded a library from outside the generation.", True),
+    "import.duplicate_library": CodeInfo("One library is in the process twice: two files, or two CUDA majors.", True),
     "import.error": CodeInfo("The import raised an error of no class above.", True),
+    # stack.*: whether the packages of a generation fit together (stack.py)
+    "stack.nccl_version": CodeInfo(
+        "The NCCL that torch loads, against the one that the lock pins.", True, statuses=("pass", "fail", "skipped")
+    ),
+    "stack.arch": CodeInfo(
+        "torch was built for the profile's architecture.", False, "info", statuses=("pass", "skipped")
+    ),
+    "stack.arch_missing": CodeInfo("torch was not built for the profile's architecture.", True),
+    "stack.package_conflict": CodeInfo("Two packages that own the same files are both installed.", True),
+    "stack.flashinfer_versions": CodeInfo(
+        "The versions of flashinfer's three packages, against each other.", True, statuses=("pass", "fail", "skipped")
+    ),
+    "stack.cuda_home": CodeInfo(
+        "CUDA_HOME and its nvcc, as the stack sees them, against the CUDA release of torch.",
+        True,
+        statuses=("pass", "warn", "fail", "skipped"),
+    ),
+    # operation.*: one call of a library on a GPU (operations.py)
+    "operation.ok": CodeInfo("The operation gave the right values on every GPU.", False, "info", _PASS),
+    "operation.wrong_value": CodeInfo("The operation gave a wrong value.", True),
+    "operation.crash": CodeInfo("The operation died by a signal, or the GPU reported an illegal access.", True),
+    "operation.timeout": CodeInfo("The operation did not end in time and was killed.", True),
+    "operation.no_kernel_image": CodeInfo("The library holds no code for this GPU.", True),
+    "operation.unavailable": CodeInfo(
+        "The operation cannot be called: no such function, no compiler, too few GPUs.",
+        True,
+        statuses=("fail", "skipped"),
+    ),
+    "operation.no_memory": CodeInfo(
+        "The GPU has no memory left for the operation, so it proved nothing.", False, "warning", ("inconclusive",)
+    ),
+    "operation.error": CodeInfo("The operation raised an error of no class above.", True),
     # collective.*: an all-reduce over several processes (collective.py)
-    "collective.ok": CodeInfo("The all-reduce gave the exact sums at every size and type.", False, "info", _PASS),
-    "collective.wrong_value": CodeInfo("The all-reduce ended with a wrong sum.", True),
-    "collective.timeout": CodeInfo("The all-reduce did not end in time; each rank's stage is given.", True),
+    "collective.ok": CodeInfo("All values are exact at every size and type.", False, "info", _PASS),
+    "collective.wrong_value": CodeInfo("A collective ended with a wrong value.", True),
+    "collective.timeout": CodeInfo(
+        "It did not end in time; each rank's stage is given. Inconclusive when it was only slow, or when the cause "
+        "could not be told apart.",
+        True,
+        statuses=("fail", "inconclusive"),
+    ),
+    "collective.p2p_broken": CodeInfo("It hangs, and works with peer-to-peer transfers disabled.", True),
     "collective.rank_failed": CodeInfo("A rank raised an error, or died by a signal.", True),
-    "collective.busbw_low": CodeInfo("The bus bandwidth is below the profile's minimum.", True, "warning"),
+    "collective.shm_full": CodeInfo(
+        "The shared memory of the node has too little room for NCCL.",
+        False,
+        statuses=("fail", "warn"),
+        layers=("node",),
+    ),
+    "collective.gpus_not_idle": CodeInfo(
+        "After its ranks were killed, GPUs are still busy, or a rank cannot be killed.",
+        False,
+        statuses=("needs-reset",),
+        layers=("driver",),
+    ),
+    "collective.busbw_low": CodeInfo(
+        "The bus bandwidth is below the profile's minimum, its warning level, or this chassis's baseline.",
+        True,
+        "warning",
+        ("fail", "warn"),
+    ),
     "collective.unavailable": CodeInfo(
         "torch.distributed or the asked backend cannot be used here.", True, statuses=("fail", "skipped")
     ),
@@ -103,6 +290,46 @@ CODES: dict[str, CodeInfo] = {
     "abi.layout_suspect": CodeInfo("All symbols resolve, but class layouts changed in between.", True),
     "abi.unreadable_file": CodeInfo(
         "A file could not be read as ELF: truncated, hostile, not ELF.", True, statuses=("fail", "inconclusive")
+    ),
+    # node.*: what concerns the machine, and no layer
+    "node.child_failed": CodeInfo(
+        "A check could not be started at all: no interpreter, no user, no room.",
+        True,
+        layers=("node", "driver", "toolkit", "stack"),
+    ),
+    # toolkit.*: the CUDA toolkit: its files, versions, and the programs it makes (toolkit.py)
+    "toolkit.layout": CodeInfo(
+        "The files of the toolkit: all there, and as they were laid out.", True, statuses=_CHECKED
+    ),
+    "toolkit.version": CodeInfo(
+        "The toolkit's release, against the profile's.", True, statuses=("pass", "fail", "inconclusive")
+    ),
+    "toolkit.component": CodeInfo("A part of the toolkit belongs to another release than the profile's.", True),
+    "toolkit.library_path": CodeInfo(
+        "What makes every program search CUDA directories: ld.so.conf, LD_LIBRARY_PATH.",
+        False,
+        statuses=("pass", "warn", "fail"),
+    ),
+    "toolkit.default_link": CodeInfo("Whether /usr/local/cuda names the profile's toolkit.", True, statuses=_CHECKED),
+    "toolkit.compiler_missing": CodeInfo("There is no host compiler that nvcc could call.", False),
+    "toolkit.compiler_unsupported": CodeInfo("nvcc does not take the host compiler's version.", True),
+    "toolkit.compile": CodeInfo(
+        "A program compiles for every architecture and holds the machine code.",
+        False,
+        "info",
+        statuses=("pass", "skipped"),
+    ),
+    "toolkit.compile_failed": CodeInfo("nvcc cannot compile and link a small program.", True),
+    "toolkit.arch_missing": CodeInfo("A compiled program lacks the machine code for an architecture.", True),
+    "toolkit.runtime": CodeInfo("The version that the CUDA runtime answers, against the release.", True, statuses=_CHECKED),
+    "toolkit.kernel": CodeInfo(
+        "A compiled kernel runs on every GPU and computes right.", True, statuses=("pass", "fail", "skipped")
+    ),
+    "toolkit.driver_too_old": CodeInfo("The driver is older than the toolkit needs.", True),
+    "toolkit.extension": CodeInfo(
+        "A torch extension builds against the stack, loads and computes right.",
+        True,
+        statuses=("pass", "fail", "skipped"),
     ),
     # what is not there, or not as recorded
     "driver.not_managed": CodeInfo("The driver layer is not managed by this profile.", False, "info", _SKIPPED),
