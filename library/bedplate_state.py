@@ -22,6 +22,8 @@ options:
     description:
       - V(read) reports and never changes anything.
       - V(begin) announces a change to O(generation) and makes room for it.
+      - V(layer) announces the change of driver or toolkit, or concludes it.
+      - V(end) ends a run that changed no generation, and lets go what O(hold) kept.
       - V(step) notes how far the run is.
       - V(built) seals the environment that was built.
       - V(commit) makes it live, after it was verified.
@@ -32,7 +34,7 @@ options:
       - V(settle) ends what an interrupted run left.
       - V(prune) removes old generations.
     type: str
-    choices: [read, begin, step, built, commit, fail, rollback, settle, prune]
+    choices: [read, begin, layer, step, built, commit, end, fail, rollback, settle, prune]
     default: read
   generation:
     description:
@@ -49,9 +51,9 @@ options:
     type: str
     default: ""
   kind:
-    description: What the run does.
+    description: What the run does. V(layers) changes driver or toolkit and leaves the generations alone.
     type: str
-    choices: [provision, rollback]
+    choices: [provision, rollback, layers]
     default: provision
   run_id:
     description: Identity of the run that makes the change. Needed by every action except read, settle and
@@ -68,6 +70,33 @@ options:
       - Settle the unfinished change of another run and go on. Set it only when that run is known to be dead
         or the operator
         says so.
+    type: bool
+    default: false
+  layer:
+    description: The layer that O(action=layer) is about.
+    type: str
+    choices: [driver, toolkit]
+  phase:
+    description: V(begin) before the first package or file is touched, V(done) after the layer was verified.
+    type: str
+    choices: [begin, done]
+    default: begin
+  record:
+    description:
+      - What the layer is changed to, with the key C(version) and what its role needs to install it again; the driver's
+        C(packages) are exact versions by name.
+    type: dict
+    default: {}
+  found:
+    description: What the node had before, for a layer that Bedplate did not install. It can be gone back to.
+    type: dict
+    default: {}
+  layers:
+    description: With O(action=read), the wanted record of driver and toolkit. RV(clean) asks for them, too.
+    type: dict
+    default: {}
+  hold:
+    description: With O(action=rollback), keep the node for this run while driver and toolkit go back, until V(end).
     type: bool
     default: false
   step:
@@ -114,6 +143,13 @@ attributes:
 """
 
 EXAMPLES = r"""
+- name: Announce the change of the driver
+  bedplate_state:
+    action: layer
+    layer: driver
+    run_id: 20261201T214928-4711
+    record: {version: 580.82.07, source: nvidia, flavour: open, packages: {nvidia-open-580: 580.82.07-0ubuntu1}}
+
 - name: Look at the node
   bedplate_state:
     generation: cu128-torch2.9.1-0123456789ab
@@ -141,6 +177,9 @@ state:
   returned: success
   type: dict
   contains:
+    layers:
+      description: Driver and toolkit, each with what it C(is), C(was) before the run C(run_id), is on the way C(to).
+      type: dict
     active:
       description: Id of the live generation, or null.
       type: str
@@ -211,6 +250,12 @@ manifest:
   description: Numbers of distributions (dists), files, bytes and files that differ from their RECORD.
   returned: action is built, and it was sealed now
   type: dict
+to_undo:
+  description: Driver and toolkit as this run found them, where it changed them, the newest first; C(record) is null
+    when there was none.
+  returned: action is rollback
+  type: list
+  elements: dict
 error:
   description: Code of the refusal; one of busy, locked, corrupt, no_space, io, refused, invalid, missing.
   returned: failure
@@ -225,16 +270,22 @@ from ansible.module_utils.bedplate.journal import Paths
 
 
 def argument_spec() -> dict[str, dict[str, Any]]:
-    actions = ["read", "begin", "step", "built", "commit", "fail", "rollback", "settle", "prune"]
+    actions = ["read", "begin", "layer", "step", "built", "commit", "end", "fail", "rollback", "settle", "prune"]
     return {
         "action": {"type": "str", "choices": actions, "default": "read"},
         "generation": {"type": "str", "default": ""},
         "profile": {"type": "str", "default": ""},
         "target": {"type": "str", "default": ""},
-        "kind": {"type": "str", "choices": ["provision", "rollback"], "default": "provision"},
+        "kind": {"type": "str", "choices": ["provision", "rollback", "layers"], "default": "provision"},
         "run_id": {"type": "str", "default": ""},
         "holder": {"type": "dict", "default": {}},
         "take_over": {"type": "bool", "default": False},
+        "layer": {"type": "str", "choices": ["driver", "toolkit"]},
+        "phase": {"type": "str", "choices": ["begin", "done"], "default": "begin"},
+        "record": {"type": "dict", "default": {}},
+        "found": {"type": "dict", "default": {}},
+        "layers": {"type": "dict", "default": {}},
+        "hold": {"type": "bool", "default": False},
         "step": {"type": "str", "default": ""},
         "reason": {"type": "str", "default": ""},
         "verdicts": {"type": "list", "elements": "dict", "default": []},

@@ -19,8 +19,8 @@ version_added: "0.1.0"
 options:
   layers:
     description:
-      - The layers to verify. The checks V(driver), V(gpus) and V(node) belong to V(driver), V(toolkit) to V(toolkit), the
-        others to V(stack).
+      - The layers to verify. The checks V(driver), V(gpus) and V(node) belong to V(driver), V(toolkit) to
+        V(toolkit), the others to V(stack).
     type: list
     elements: str
     choices: [driver, toolkit, stack]
@@ -230,8 +230,8 @@ options:
     default: false
   strict:
     description:
-      - Fail the task, with the first failing verdict as its message, when a verdict stands in the way of going live, that
-        is when its status is none of V(pass), V(warn) and V(skipped) and O(baseline) did not have it.
+      - Fail the task, with the first failing verdict as its message, when a verdict stands in the way of going
+        live, that is when its status is none of V(pass), V(warn) and V(skipped) and O(baseline) did not have it.
     type: bool
     default: true
 attributes:

@@ -251,8 +251,7 @@ def stopped_after_the_switch(node: Generations, monkeypatch: pytest.MonkeyPatch,
         raise StopHereError
 
     with monkeypatch.context() as patch:
-        for name in ("_end_commit", "_end_rollback"):
-            patch.setattr(Generations, name, end)
+        patch.setattr(Generations, "_end_switch", end)
         with pytest.raises(StopHereError):
             act(node)
 

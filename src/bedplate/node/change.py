@@ -67,8 +67,7 @@ class Change:
 
     def newest_verified(self, *exclude: str | None) -> str | None:
         """The verified generation that was verified last, leaving out ``exclude``."""
-        names = [name for name in self.generations if self.usable(name) and name not in exclude]
-        return max(names, key=lambda name: self.generations[name]["verified"] or "", default=None)
+        return max(self.verified(*exclude), key=lambda name: self.generations[name].get("verified") or "", default=None)
 
     def verified(self, *exclude: str | None) -> list[str]:
         """Every verified generation, leaving out ``exclude``."""

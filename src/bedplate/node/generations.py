@@ -14,10 +14,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import drift as drift_of
+from . import layers as layers_of
 from .change import Change
 from .durable import StateError, is_real_dir, make_dir, sweep, sync_filesystem
 from .journal import Paths, now, publish
 from .lock import locked
+from .packages import installed
 
 __all__ = ["Generations", "StateError", "perform"]
 
@@ -26,6 +28,8 @@ Json = dict[str, Any]
 # Steps that only this file sets: they tell settle what had been decided.
 COMMIT, SWITCH, UNDO = "commit", "switch", "undo"
 RESERVED = (COMMIT, SWITCH, UNDO)
+# A run of this kind changes driver or toolkit and no generation; so does the rest of a run that has gone back.
+LAYERS = "layers"
 
 
 def _who(intent: Json) -> str:
@@ -63,16 +67,17 @@ class Generations:
 
     # ---- looking -------------------------------------------------------------------------------------------
 
-    def read(self, generation: str = "") -> Json:
+    def read(self, generation: str = "", layers: Json | None = None) -> Json:
         """Report the state; never changes anything and takes no lock.
 
         Args:
             generation: an id that is wanted as the active one, or empty.
+            layers: the wanted record of driver and toolkit, as far as they matter.
 
         Returns:
             The common keys and ``clean`` (active = current, verified, no intent, no drift, and the wanted one
-            when one is named), ``drift`` (first 20 items of what differs in the active one), ``drift_counts``
-            (number by kind).
+            when one is named; the same of the wanted layers), ``drift`` (first 20 items of what differs),
+            ``drift_counts`` (number by kind).
         """
         if generation:
             self.paths.generation(generation)
@@ -88,7 +93,13 @@ class Generations:
             problems.append(f"{active} is active and not on disk")
         if change.current != active and not change.current_problem:
             problems.append(f"{self.paths.current} names {change.current or 'nothing'}, the journal says {active}")
-        clean = change.usable(active) and change.intent is None and not problems and generation in ("", active)
+        unlike = layers_of.problems(change.state, layers or {}, installed)
+        if unlike:
+            counts = {**counts, LAYERS: len(unlike)}
+            problems += unlike
+        # Without a wanted stack, layers alone can be clean on a node that has no generation.
+        settled = change.usable(active) or (active is None and not generation and bool(layers))
+        clean = settled and change.intent is None and not problems and generation in ("", active)
         if change.intent:
             message = f"{_who(change.intent)} is changing this node, at step {change.intent['step']}."
         else:
@@ -115,7 +126,8 @@ class Generations:
         A generation that is built or verified already and undamaged is kept (``reused``); a failed,
         half-built or drifted one is removed and starts anew, unless it is the live one, which is never
         touched: that is refused. ``kind`` rollback needs a verified generation to go to; an empty
-        ``generation`` means the previous one; the active one needs no change and gets no intent.
+        ``generation`` means the previous one; the active one needs no change and gets no intent. ``kind`` layers
+        leaves the generations alone.
 
         Returns:
             The common keys, ``generation`` (id), ``directory`` (its path), ``reused`` (no build is needed).
@@ -148,6 +160,9 @@ class Generations:
                     return change.report(f"{generation} is active already.")
                 intent = self._announce(change, run_id, generation, kind, profile, target, holder or {}, step)
             to = intent["to"]
+            if intent["kind"] == LAYERS:
+                change.result.update(generation=to, directory=None, reused=True)
+                return change.report(f"Run {run_id} changes layers; {to or 'no generation'} stays live.")
             reused = change.generations[to]["status"] in ("built", "verified")
             if not reused:
                 change.make(to)
@@ -170,6 +185,8 @@ class Generations:
         """Write the intent; for a build also the generation's entry, after removing what cannot be reused."""
         active = change.state["active"]
         stamp = now()
+        if kind == LAYERS:
+            return self._announce_layers(change, run_id, holder)
         if kind == "rollback":
             to = self._destination(change, generation)
         else:
@@ -220,6 +237,76 @@ class Generations:
             change.discard(to)
         return intent
 
+    def _announce_layers(self, change: Change, run_id: str, holder: Json) -> Json:
+        """Write the intent of a run that leaves the generations alone."""
+        active, stamp = change.state["active"], now()
+        intent = {
+            "run_id": run_id,
+            "kind": LAYERS,
+            "from": active,
+            "previous": change.state["previous"],
+            "to": active,
+            "step": LAYERS,
+            "holder": holder,
+            "started": stamp,
+            "updated": stamp,
+        }
+        change.state["intent"] = intent
+        change.save()
+        return intent
+
+    def layer(self, run_id: str, layer: str, phase: str, record: Json | None = None, found: Json | None = None) -> Json:
+        """Announce (``phase`` begin) or conclude (``phase`` done) the change of driver or toolkit.
+
+        Args:
+            record: what the layer is changed to; needed to begin.
+            found: what the node had, for a layer that Bedplate did not install; it can be gone back to.
+
+        Raises:
+            StateError: ``refused`` when this run has no change under way, or has not begun this layer.
+        """
+        with self._changing() as change:
+            if self._only_planned(change, run_id):
+                return change.report(f"Run {run_id} would change the {layer} to {(record or {}).get('version')}.")
+            intent = self._own(change, run_id, "")
+            if phase == "begin":
+                if not (record or {}).get("version"):
+                    raise StateError("invalid", "record needs the version that the layer is changed to.")
+                layers_of.begin(change.state, layer, record or {}, found or {}, run_id)
+            else:
+                entry = change.state["layers"].get(layer)
+                if not entry or entry["run_id"] != run_id:
+                    raise StateError("refused", f"run {run_id} has not begun to change the {layer}; begin it first.")
+                if entry["to"] is None:
+                    return change.report(f"The {layer} is {(entry['is'] or {}).get('version')} already.")
+                layers_of.done(change.state, layer)
+            intent.update(updated=now())
+            change.save()
+            entry = change.state["layers"][layer]
+            to = entry["to"] or entry["is"]
+            return change.report(f"The {layer} {'changes to' if entry['to'] else 'is'} {to['version']}.")
+
+    def end(self, run_id: str, verdicts: list[Json] | None = None) -> Json:
+        """End a run of kind layers: one that changed no generation, or what a rollback has held open.
+
+        Raises:
+            StateError: ``refused`` when this run has no change under way, or one of a generation.
+        """
+        with self._changing() as change:
+            if change.intent is None and change.last_run(run_id):
+                return change.report(f"Run {run_id} has ended already.")
+            if self._only_planned(change, run_id):
+                return change.report(f"Run {run_id} would end.")
+            intent = self._own(change, run_id, "", of="layers")
+            run = change.last_run(run_id)
+            if run:  # it has gone back; how it ended is written down already
+                run["verdicts"] = run["verdicts"] + (verdicts or [])
+                change.state["intent"] = None
+            else:
+                change.end_run(intent, "active", None, verdicts or [])
+            change.save()
+            return change.report(f"Run {run_id} has ended; {change.state['active'] or 'nothing'} is live.")
+
     def step(self, run_id: str, step: str) -> Json:
         """Note how far the run is; ``step`` is free text except for the words commit, switch and undo.
 
@@ -230,7 +317,7 @@ class Generations:
         if step in RESERVED:
             raise StateError("invalid", f"step {step!r} is set by Bedplate itself; use another word.")
         with self._changing() as change:
-            if self._only_planned(change):
+            if self._only_planned(change, run_id):
                 return change.report(f"Run {run_id} would be at step {step}.")
             self._finish_decided(change, run_id)
             intent = self._own(change, run_id, "")
@@ -250,10 +337,10 @@ class Generations:
             StateError: ``refused`` as step does; ``missing`` when there is no environment to seal.
         """
         with self._changing() as change:
-            if self._only_planned(change):
+            if self._only_planned(change, run_id):
                 return change.report(f"Run {run_id} would seal {generation or 'what it builds'}.")
             self._finish_decided(change, run_id)
-            intent = self._own(change, run_id, generation)
+            intent = self._own(change, run_id, generation, of="a generation")
             entry = change.generations[intent["to"]]
             if entry["status"] != "building":
                 return change.report(f"{intent['to']} is {entry['status']} already.")
@@ -282,9 +369,9 @@ class Generations:
             last = change.last_run(run_id)
             if change.intent is None and last and last["result"] == "active" and generation in ("", last["to"]):
                 return change.report(f"{last['to']} is active already.")
-            if self._only_planned(change):
+            if self._only_planned(change, run_id):
                 return change.report(f"{generation or 'What run ' + run_id + ' builds'} would be active.")
-            intent = self._own(change, run_id, generation)
+            intent = self._own(change, run_id, generation, of="a generation")
             to = intent["to"]
             entry = change.generations[to]
             if intent["kind"] != "provision" or entry["status"] not in ("built", "verified") or not change.on_disk(to):
@@ -297,16 +384,16 @@ class Generations:
             change.save()
             if change.current != to or change.current_problem:
                 change.switch(to)
-            self._end_commit(change, intent, None)
+            self._end_switch(change, intent, "active", None, intent["verdicts"])
             change.save()
             return change.report(f"{to} is active.")
 
-    def _end_commit(self, change: Change, intent: Json, reason: str | None) -> None:
-        """The journal's part of a commit after the rename."""
+    def _end_switch(self, change: Change, intent: Json, result: str, reason: str | None, verdicts: list[Json]) -> None:
+        """The journal's part of a commit, or of a rollback on demand, after the rename."""
         was = change.state["active"]
         change.state["active"] = intent["to"]
         change.fix_previous(was if was != intent["to"] else change.state["previous"])
-        change.end_run(intent, "active", reason, intent.get("verdicts", []))
+        change.end_run(intent, result, reason, verdicts)
 
     # ---- and back ------------------------------------------------------------------------------------------
 
@@ -330,17 +417,18 @@ class Generations:
                 raise StateError("refused", f"run {run_id} has committed {last['to']} already: roll it back.")
             return change.report(f"Run {run_id} has no change under way; nothing to undo.")
 
-    def _end_failed(self, change: Change, intent: Json, reason: str, verdicts: list[Json]) -> Json:
+    def _end_failed(self, change: Change, intent: Json, reason: str, verdicts: list[Json], hold: bool = False) -> Json:
         """End a run whose generation has not been live."""
         to = intent["to"]
-        entry = change.generations[to]
-        if entry["status"] == "building":
+        entry = change.generations.get(to)
+        if entry and entry["status"] == "building":
             change.discard(to)  # before the journal: the disk may be full
-        if intent["kind"] == "provision" and to != intent["from"]:
+        if entry and intent["kind"] == "provision" and to != intent["from"]:
             if entry["status"] != "verified" or _blames_stack(verdicts):
                 entry.update(status="failed", reason=reason)
             change.fix_previous(intent["previous"])
         change.end_run(intent, "failed", reason, verdicts)
+        self._hold(change, intent, hold and bool(layers_of.to_undo(change.state, intent["run_id"])))
         change.save()
         return change.report(
             f"{change.state['active'] or 'Nothing'} stays live; run {intent['run_id']} failed: {reason}"
@@ -356,6 +444,7 @@ class Generations:
         verdicts: list[Json] | None = None,
         holder: Json | None = None,
         take_over: bool = False,
+        hold: bool = False,
     ) -> Json:
         """Go back.
 
@@ -366,18 +455,29 @@ class Generations:
         * In a provisioning run before its commit: the same as `fail`.
         * Without any of these: nothing to undo, ``changed`` false.
 
+        Args:
+            hold: keep the node for this run, with an intent of kind layers, while the layers below the stack go
+                back: after a rollback on demand always, else when this run has changed any. `end` lets it go.
+
+        Returns:
+            The common keys and ``to_undo``: driver and toolkit as this run found them, where it changed them,
+            the newest first; each a dict with ``layer`` and ``record`` (None when there was none).
+
         Raises:
             StateError: ``refused`` when there is no verified generation to go to (says which there are);
             ``busy``.
         """
         _need("run_id", run_id)
         with self._changing() as change:
+            change.result.update(to_undo=layers_of.to_undo(change.state, run_id))
             self._finish_decided(change, run_id, (COMMIT, UNDO))
             intent = _mine(change, run_id)
-            if intent and intent["kind"] == "provision":
-                return self._end_failed(change, intent, reason, verdicts or [])
+            if intent and intent["kind"] == LAYERS and change.last_run(run_id):
+                return change.report(f"Run {run_id} has gone back already, except for what is in to_undo.")
+            if intent and intent["kind"] in ("provision", LAYERS):
+                return self._end_failed(change, intent, reason, verdicts or [], hold)
             if intent:
-                return self._go_back(change, intent, generation, reason, verdicts or [])
+                return self._go_back(change, intent, generation, reason, verdicts or [], hold)
             nothing = f"Run {run_id} has no change under way; nothing to undo."
             if kind != "rollback" and change.last_run(run_id) is None:
                 return change.report(nothing)
@@ -386,7 +486,7 @@ class Generations:
                 self._settle(change)
             last = change.last_run(run_id)
             if last and last["result"] == "active":
-                return self._undo(change, last, reason, verdicts or [], holder or {})
+                return self._undo(change, last, reason, verdicts or [], holder or {}, hold)
             if last:
                 return change.report(f"Run {run_id} has ended already: {last['result']}.")
             if kind != "rollback":
@@ -395,9 +495,26 @@ class Generations:
             if generation and generation == change.state["active"]:
                 return change.report(f"{generation} is active already.")
             intent = self._announce(change, run_id, generation, "rollback", "", "", holder or {}, SWITCH)
-            return self._go_back(change, intent, generation, reason, verdicts or [])
+            return self._go_back(change, intent, generation, reason, verdicts or [], hold)
 
-    def _go_back(self, change: Change, intent: Json, generation: str, reason: str, verdicts: list[Json]) -> Json:
+    def _hold(self, change: Change, intent: Json, hold: bool) -> None:
+        """After a run has gone back to a generation, keep the node for it while the layers below go back."""
+        if hold:
+            active = change.state["active"]
+            kept = {key: intent[key] for key in ("run_id", "holder", "started")}
+            change.state["intent"] = {
+                **kept,
+                "kind": LAYERS,
+                "from": active,
+                "previous": change.state["previous"],
+                "to": active,
+                "step": LAYERS,
+                "updated": now(),
+            }
+
+    def _go_back(
+        self, change: Change, intent: Json, generation: str, reason: str, verdicts: list[Json], hold: bool
+    ) -> Json:
         """Carry out a rollback on demand."""
         to = intent["to"]
         if generation not in ("", to):
@@ -416,7 +533,8 @@ class Generations:
             change.save()
         if change.current != to or change.current_problem:
             change.switch(to)
-        self._end_rollback(change, intent, reason or None, verdicts)
+        self._end_switch(change, intent, "rolled_back", reason or None, verdicts)
+        self._hold(change, intent, hold)
         change.save()
         return change.report(f"{to} is active again.")
 
@@ -451,18 +569,13 @@ class Generations:
             )
         return str(to)
 
-    def _end_rollback(self, change: Change, intent: Json, reason: str | None, verdicts: list[Json]) -> None:
-        """The journal's part of a rollback on demand, after the rename."""
-        left = change.state["active"]
-        change.state["active"] = intent["to"]
-        change.fix_previous(left if left != intent["to"] else change.state["previous"])
-        change.end_run(intent, "rolled_back", reason, verdicts)
-
-    def _undo(self, change: Change, run: Json, reason: str, verdicts: list[Json], holder: Json) -> Json:
+    def _undo(self, change: Change, run: Json, reason: str, verdicts: list[Json], holder: Json, hold: bool) -> Json:
         """Take back a commit of this very run, which is the last one on the node."""
         bad, back = run["to"], run["from"]
+        hold = hold and bool(layers_of.to_undo(change.state, run["run_id"]))
         if bad == back or bad not in change.generations:
             run.update(result="failed", reason=reason, verdicts=run["verdicts"] + verdicts)
+            self._hold(change, {**run, "holder": holder}, hold)
             change.save()
             return change.report(
                 f"Run {run['run_id']} changed no generation; {change.state['active'] or 'nothing'} stays live: {reason}"
@@ -492,6 +605,7 @@ class Generations:
         change.state["intent"] = intent
         change.save()
         self._finish_undo(change, intent)
+        self._hold(change, intent, hold)
         change.save()
         return change.report(f"{back or 'Nothing, as before,'} is active again; {bad} failed: {reason}")
 
@@ -542,14 +656,14 @@ class Generations:
 
     def _settle_intent(self, change: Change, intent: Json) -> None:
         to, step, active = intent["to"], intent["step"], change.state["active"]
-        told = f"{_who(intent)} was interrupted at step {step} on the way to {to}: "
+        told = f"{_who(intent)} was interrupted at step {step} on the way to {to or 'no generation'}: "
         there = change.usable(to) and change.current == to
         if step == COMMIT and there:
             told += "its commit was complete and is recorded now."
-            self._end_commit(change, intent, told)
+            self._end_switch(change, intent, "active", told, intent.get("verdicts", []))
         elif step == SWITCH and there:
             told += "its switch was complete and is recorded now."
-            self._end_rollback(change, intent, told, [])
+            self._end_switch(change, intent, "rolled_back", told, [])
         elif step == UNDO and (to is None or change.usable(to)):
             told += f"it was going back from {intent['from']}, which is done now."
             self._finish_undo(change, intent)
@@ -564,6 +678,9 @@ class Generations:
                 told += f", the half-built {to} is removed"
             elif entry and to != active:
                 told += f", {to} is {entry['status']} and is kept"
+            unfinished = [name for name, item in change.state["layers"].items() if item["to"] is not None]
+            if unfinished:
+                told += f", the change of the {' and the '.join(unfinished)} is not finished"
             told += "."
             change.end_run(intent, "settled", told, [])
         change.settled.append(told)
@@ -673,15 +790,15 @@ class Generations:
             "bedplate_take_over=true.",
         )
 
-    def _only_planned(self, change: Change) -> bool:
+    def _only_planned(self, change: Change, run_id: str) -> bool:
         """In check mode begin has written nothing, so the steps after it have nothing to stand on: say so."""
-        planned = self.check and change.intent is None
+        planned = self.check and _mine(change, run_id) is None
         if planned:
             change.result["changed"] = True
         return planned
 
-    def _own(self, change: Change, run_id: str, generation: str) -> Json:
-        """The intent, when it is this run's."""
+    def _own(self, change: Change, run_id: str, generation: str, of: str = "") -> Json:
+        """The intent, when it is this run's and, where ``of`` says so, one of layers or of a generation."""
         _need("run_id", run_id)
         self._refuse_others(change, run_id, take_over=False)
         intent = change.intent
@@ -691,6 +808,13 @@ class Generations:
             raise StateError(
                 "refused",
                 f"run {run_id} has no change under way on {self.node}{ended}; begin first, or start the run again.",
+            )
+        if of and (of == LAYERS) != (intent["kind"] == LAYERS):
+            raise StateError(
+                "refused",
+                f"run {run_id} changes a generation: commit it or roll it back."
+                if of == LAYERS
+                else f"run {run_id} changes layers and no generation: end it.",
             )
         if generation and generation != intent["to"]:
             raise StateError("refused", f"run {run_id} changes {self.node} to {intent['to']}, not to {generation}.")
@@ -711,13 +835,15 @@ def _need(name: str, value: str) -> None:
 def perform(node: Generations, given: Json) -> Json:
     """Run the action that a module's parameters name, with those of them that it takes."""
     takes = {
-        "read": ("generation",),
+        "read": ("generation", "layers"),
         "begin": ("run_id", "generation", "kind", "profile", "target", "holder", "step", "take_over"),
         "step": ("run_id", "step"),
+        "layer": ("run_id", "layer", "phase", "record", "found"),
+        "end": ("run_id", "verdicts"),
         "built": ("run_id", "generation"),
         "commit": ("run_id", "generation", "verdicts"),
         "fail": ("run_id", "reason", "verdicts"),
-        "rollback": ("run_id", "generation", "kind", "reason", "verdicts", "holder", "take_over"),
+        "rollback": ("run_id", "generation", "kind", "reason", "verdicts", "holder", "take_over", "hold"),
         "settle": ("run_id", "take_over"),
         "prune": ("keep",),
     }

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from . import layers
 from .durable import StateError, is_real_dir, read_text, write_atomic
 
 __all__ = [
@@ -116,7 +117,15 @@ class Paths:
 
 def empty_state() -> dict[str, Any]:
     """Return the state of a node that Bedplate has never changed."""
-    return {"schema": SCHEMA, "active": None, "previous": None, "generations": {}, "intent": None, "runs": []}
+    return {
+        "schema": SCHEMA,
+        "active": None,
+        "previous": None,
+        "generations": {},
+        "layers": {},
+        "intent": None,
+        "runs": [],
+    }
 
 
 def _text_or_none(value: object) -> bool:
@@ -152,12 +161,15 @@ def _problem(state: Any) -> str | None:
             return "the intent is incomplete"
         if not all(key in intent and _known_or_none(intent[key], generations) for key in ("from", "previous", "to")):
             return "the intent names no known generation"
-        if intent["to"] is None and intent["step"] != "undo":
+        if intent["to"] is None and intent["step"] != "undo" and intent["kind"] != "layers":
             return "the intent goes nowhere"
         if not isinstance(intent.get("holder"), dict):
             return "the intent has no holder"
         if not isinstance(intent.get("verdicts", []), list) or not _text_or_none(intent.get("reason")):
             return "the intent is incomplete"
+    wrong = layers.problem(state.get("layers", {}))
+    if wrong:
+        return wrong
     for run in runs:
         if not isinstance(run, dict) or not isinstance(run.get("run_id"), str) or run.get("result") not in RESULTS:
             return "a run is incomplete"
@@ -191,7 +203,7 @@ def load(path: str) -> dict[str, Any]:
             "that file from a backup, or use the Bedplate version that wrote it; docs/rollback.md says how "
             "to start again without it.",
         )
-    return dict(state)
+    return {**empty_state(), **state}
 
 
 def save(path: str, state: dict[str, Any]) -> None:
@@ -210,6 +222,10 @@ def public(state: dict[str, Any]) -> dict[str, Any]:
         "generations": {
             name: {key: entry.get(key) for key in ("status", "profile", "target")}
             for name, entry in state["generations"].items()
+        },
+        "layers": {
+            layer: {key: (entry[key] or {}).get("version") for key in ("is", "to")}
+            for layer, entry in state["layers"].items()
         },
         "intent": intent and {key: intent.get(key) for key in ("run_id", "kind", "from", "to", "step", "started")},
         "last_run": (

@@ -1,0 +1,111 @@
+"""The journal's part about driver and toolkit: what each is, what it was before the run, what it is on the way to.
+
+A stack is a generation, kept whole beside the others, so that going back is one rename. Driver and toolkit are not:
+there is one driver on a node. Their way back is written down before the way forward begins, and ``is`` changes only
+after the layer has been verified. In state.json::
+
+    "layers": {"driver": {"is": RECORD|null, "was": RECORD|null, "to": RECORD|null, "run_id": "..."}, ...}
+
+RECORD is a dict with ``version`` and what the layer's role needs to install it again: of the driver ``packages``
+(exact version by name), ``source``, ``flavour``, ``parameters``; of the toolkit ``path``, ``source``, ``default``,
+``components``. ``to`` is null unless a change is under way or was interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["LAYERS", "begin", "done", "problem", "problems", "to_undo"]
+
+Json = dict[str, Any]
+
+# Bottom up; going back takes them the other way round.
+LAYERS = ("driver", "toolkit")
+
+
+def begin(state: Json, layer: str, record: Json, found: Json, run_id: str) -> None:
+    """Write down that a run changes a layer to ``record``.
+
+    ``found`` is what the node had before, for a layer that no run of Bedplate has changed yet; it may be empty. When
+    the same run calls again, to go back for instance, what the layer was before that run stays.
+    """
+    entry = state["layers"].setdefault(layer, {"is": None, "was": None, "to": None, "run_id": ""})
+    if entry["run_id"] != run_id:
+        entry.update(was=entry["is"] or found or None, run_id=run_id)
+    entry["to"] = record
+
+
+def done(state: Json, layer: str) -> None:
+    """Write down that the layer is, and was verified to be, what it was on the way to."""
+    entry = state["layers"][layer]
+    entry.update({"is": entry["to"], "to": None})
+
+
+def to_undo(state: Json, run_id: str) -> list[Json]:
+    """Return the layers that a run changed and how they were, the newest first: ``layer``, ``record`` (or None)."""
+    changed = []
+    for layer in reversed(LAYERS):
+        entry = state["layers"].get(layer)
+        if entry and entry["run_id"] == run_id and (entry["to"] is not None or entry["is"] != entry["was"]):
+            changed.append({"layer": layer, "record": entry["was"]})
+    return changed
+
+
+def problems(
+    state: Json, wanted: Mapping[str, Mapping[str, Any]], installed: Callable[[list[str]], Mapping[str, str]]
+) -> list[str]:
+    """Return a sentence for each difference between layers as they are and as they are wanted.
+
+    wanted: record by layer, with the keys that matter only. installed: returns the versions of installed packages by
+    name, leaving out those that are not; it is asked for the packages of records only.
+    """
+    found = []
+    for layer, record in wanted.items():
+        entry = state["layers"].get(layer) or {"is": None, "to": None}
+        now = entry["is"]
+        if entry["to"] is not None:
+            found.append(f"a change of the {layer} to {entry['to'].get('version')} was not finished")
+        elif now is None:
+            found.append(f"the {layer} was not installed by Bedplate; {record.get('version')} is wanted")
+        else:
+            found += [
+                f"{key} of the {layer} is {now.get(key)}, and {value} is wanted"
+                for key, value in record.items()
+                if now.get(key) != value and (now.get(key) or value)
+            ]
+            found += _drift(layer, now, installed)
+    return found
+
+
+def _drift(layer: str, record: Json, installed: Callable[[list[str]], Mapping[str, str]]) -> list[str]:
+    """Return a sentence for each difference between a record and what is on the node."""
+    packages = record.get("packages") or {}
+    versions = installed(sorted(packages)) if packages else {}
+    found = [
+        f"package {name} of the {layer} is {versions.get(name, 'not installed')}, was {version}"
+        for name, version in sorted(packages.items())
+        if versions.get(name) != version
+    ]
+    path = record.get("path")
+    if path and not os.path.isdir(path):
+        found.append(f"{path} of the {layer} is gone")
+    return found
+
+
+def problem(layers: object) -> str | None:
+    """Say what is wrong with the part ``layers`` of a parsed state.json, or None."""
+    if not isinstance(layers, dict) or not set(layers) <= set(LAYERS):
+        return "layers is not about the driver and the toolkit"
+    for layer, entry in layers.items():
+        if not isinstance(entry, dict) or not isinstance(entry.get("run_id"), str):
+            return f"the entry of the {layer} is incomplete"
+        for key in ("is", "was", "to"):
+            record = entry.get(key, "")
+            if record is not None and not (isinstance(record, dict) and isinstance(record.get("version"), str)):
+                return f"{key} of the {layer} is no record"
+            packages = (record or {}).get("packages", {})
+            if not isinstance(packages, dict) or not all(isinstance(value, str) for value in packages.values()):
+                return f"packages of the {layer} are not names and versions"
+    return None

@@ -1,0 +1,257 @@
+"""Driver and toolkit in the journal: a run that changes them, goes back, is interrupted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from generation_tools import HOLDER, A, B, check_settled, install, paths_in, provision
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bedplate.node import generations as module
+from bedplate.node import layers
+from bedplate.node.generations import Generations, StateError
+from bedplate.node.journal import Paths, load
+
+OLD = {"version": "575.57.08", "source": "nvidia", "packages": {"nvidia-open-575": "575.57.08-0ubuntu1"}}
+NEW = {"version": "580.82.07", "source": "nvidia", "packages": {"nvidia-open-580": "580.82.07-0ubuntu1"}}
+CUDA = {"version": "13.0.1", "source": "wheels", "default": True}
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return paths_in(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All packages of the records are installed as recorded."""
+    monkeypatch.setattr(module, "installed", lambda _: {**OLD["packages"], **NEW["packages"]})
+
+
+@pytest.fixture
+def node(paths: Paths) -> Generations:
+    return Generations(paths)
+
+
+def change(node: Generations, run_id: str, layer: str, record: dict[str, Any], found: Any = None) -> None:
+    node.layer(run_id, layer, "begin", record, found)
+    node.layer(run_id, layer, "done")
+
+
+def layers_run(node: Generations, run_id: str, layer: str, record: dict[str, Any]) -> None:
+    node.begin(run_id, kind="layers", holder=HOLDER)
+    change(node, run_id, layer, record)
+    node.end(run_id)
+
+
+def test_a_run_of_layers_leaves_the_generations_alone(node: Generations, paths: Paths) -> None:
+    provision(node, "r1", A)
+    layers_run(node, "r2", "driver", NEW)
+    state = check_settled(paths)
+    assert state["layers"]["driver"]["is"] == NEW
+    assert (state["active"], state["runs"][-1]["kind"], state["runs"][-1]["result"]) == (A, "layers", "active")
+    fact = json.loads(Path(paths.fact).read_text())
+    assert fact["layers"] == {"driver": {"is": "580.82.07", "to": None}}
+
+
+def test_on_a_bare_node_too(node: Generations, paths: Paths) -> None:
+    layers_run(node, "r1", "driver", NEW)
+    state = check_settled(paths)
+    assert (state["active"], state["generations"]) == (None, {})
+    assert node.read(layers={"driver": {"version": "580.82.07"}})["clean"]
+    assert not node.read()["clean"]
+
+
+def test_a_failing_run_is_told_what_to_undo_and_holds_the_node_meanwhile(node: Generations, paths: Paths) -> None:
+    provision(node, "r1", A)
+    layers_run(node, "r2", "driver", OLD)
+    node.begin("r3", B, holder=HOLDER)
+    change(node, "r3", "driver", NEW)
+    node.layer("r3", "toolkit", "begin", CUDA)
+    result = node.rollback("r3", reason="it does not load", hold=True)
+    assert result["to_undo"] == [{"layer": "toolkit", "record": None}, {"layer": "driver", "record": OLD}]
+    with pytest.raises(StateError, match="is being changed by ops@deploy1"):
+        node.begin("r4", B)
+    change(node, "r3", "driver", OLD)
+    again = node.rollback("r3", hold=True)
+    assert again["to_undo"] == [{"layer": "toolkit", "record": None}], "the driver is what it was"
+    node.layer("r3", "toolkit", "done")
+    node.end("r3")
+    state = check_settled(paths)
+    assert state["layers"]["driver"]["is"] == OLD
+    assert [run["result"] for run in state["runs"]] == ["active", "active", "failed"]
+    assert state["runs"][-1]["reason"] == "it does not load"
+
+
+def test_after_the_commit_too(node: Generations, paths: Paths) -> None:
+    provision(node, "r1", A)
+    install(node.begin("r2", B, holder=HOLDER)["directory"])
+    change(node, "r2", "driver", NEW, found=OLD)
+    node.built("r2")
+    node.commit("r2")
+    result = node.rollback("r2", reason="the service does not start", hold=True)
+    assert result["to_undo"] == [{"layer": "driver", "record": OLD}], "what was found is gone back to"
+    assert result["current"] == A
+    change(node, "r2", "driver", OLD)
+    node.end("r2")
+    state = check_settled(paths)
+    assert (state["active"], state["runs"][-1]["result"]) == (A, "rolled_back")
+    assert state["generations"][B]["status"] == "failed"
+
+
+def test_a_rollback_on_demand_holds_the_node_until_the_layers_are_back(node: Generations, paths: Paths) -> None:
+    provision(node, "r1", A)
+    provision(node, "r2", B)
+    node.begin("r3", kind="rollback", holder=HOLDER)
+    assert node.rollback("r3", kind="rollback", hold=True)["to_undo"] == []
+    change(node, "r3", "driver", OLD)
+    node.end("r3")
+    state = check_settled(paths)
+    assert (state["active"], state["layers"]["driver"]["is"]) == (A, OLD)
+    assert state["runs"][-1]["result"] == "rolled_back"
+
+
+def test_nothing_is_held_when_the_run_changed_no_layer(node: Generations, paths: Paths) -> None:
+    node.begin("r1", A, holder=HOLDER)
+    assert node.rollback("r1", reason="no", hold=True)["state"]["intent"] is None
+    assert node.end("r1")["message"] == "Run r1 has ended already."
+    check_settled(paths)
+
+
+def test_an_interrupted_change_of_the_driver_is_settled_and_not_forgotten(node: Generations, paths: Paths) -> None:
+    provision(node, "r1", A)
+    layers_run(node, "r2", "driver", OLD)
+    node.begin("r3", kind="layers", holder=HOLDER)
+    node.layer("r3", "driver", "begin", NEW)
+    told = node.settle(take_over=True)["settled"]
+    assert "the change of the driver is not finished" in told
+    wanted = {"driver": {"version": "575.57.08"}}
+    seen = node.read(layers=wanted)
+    assert not seen["clean"]
+    assert seen["drift"] == ["a change of the driver to 580.82.07 was not finished"]
+    layers_run(node, "r4", "driver", OLD)
+    assert load(paths.state)["layers"]["driver"]["is"] == OLD
+
+
+def test_a_second_run_after_an_interruption_goes_back_to_what_was_verified_last(
+    node: Generations, paths: Paths
+) -> None:
+    layers_run(node, "r1", "driver", OLD)
+    node.begin("r2", kind="layers", holder=HOLDER)
+    node.layer("r2", "driver", "begin", NEW)
+    node.begin("r3", kind="layers", take_over=True, holder=HOLDER)
+    node.layer("r3", "driver", "begin", NEW)
+    result = node.rollback("r3", reason="no", hold=True)
+    assert result["to_undo"] == [{"layer": "driver", "record": OLD}]
+    assert load(paths.state)["runs"][-1]["result"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem"),
+    [
+        ({"version": "580.82.07", "source": "nvidia"}, None),
+        ({"version": "580.95.05"}, "version of the driver is 580.82.07, and 580.95.05 is wanted"),
+        ({"version": "580.82.07", "parameters": {}}, None),
+        (
+            {"version": "580.82.07", "parameters": {"nvidia_uvm": {"uvm_disable_hmm": "1"}}},
+            "parameters of the driver is None, and {'nvidia_uvm': {'uvm_disable_hmm': '1'}} is wanted",
+        ),
+    ],
+)
+def test_layers_as_wanted(node: Generations, wanted: dict[str, Any], problem: str | None) -> None:
+    provision(node, "r1", A)
+    layers_run(node, "r2", "driver", NEW)
+    seen = node.read(A, layers={"driver": wanted})
+    assert (seen["clean"], seen["drift"]) == (problem is None, [] if problem is None else [problem])
+
+
+def test_packages_and_directories_that_changed_are_drift(
+    node: Generations, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "installed", lambda _: {})
+    provision(node, "r1", A)
+    layers_run(node, "r2", "driver", NEW)
+    layers_run(node, "r3", "toolkit", {**CUDA, "path": str(tmp_path / "cuda-13.0")})
+    seen = node.read(A, layers={"driver": {"version": "580.82.07"}, "toolkit": {"version": "13.0.1"}})
+    assert seen["drift"] == [
+        "package nvidia-open-580 of the driver is not installed, was 580.82.07-0ubuntu1",
+        f"{tmp_path}/cuda-13.0 of the toolkit is gone",
+    ]
+    assert seen["drift_counts"] == {"layers": 2}
+
+
+def test_a_layer_that_nobody_installed_is_not_clean(node: Generations) -> None:
+    provision(node, "r1", A)
+    seen = node.read(A, layers={"driver": {"version": "580.82.07"}})
+    assert seen["drift"] == ["the driver was not installed by Bedplate; 580.82.07 is wanted"]
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda node: node.layer("r1", "driver", "done"), "has not begun to change the driver"),
+        (lambda node: node.layer("r1", "driver", "begin", {}), "record needs the version"),
+        (lambda node: node.layer("r9", "driver", "begin", NEW), "is being changed by"),
+        (lambda node: node.commit("r1"), "changes layers and no generation: end it"),
+        (lambda node: node.built("r1"), "changes layers and no generation: end it"),
+        (lambda node: node.end("r9"), "is being changed by"),
+    ],
+)
+def test_what_is_refused(node: Generations, act: Any, message: str) -> None:
+    node.begin("r1", kind="layers", holder=HOLDER)
+    with pytest.raises(StateError, match=message):
+        act(node)
+
+
+def test_a_run_of_a_generation_is_not_ended(node: Generations) -> None:
+    node.begin("r1", A, holder=HOLDER)
+    with pytest.raises(StateError, match="changes a generation: commit it or roll it back"):
+        node.end("r1")
+
+
+def test_check_mode_plans_past_the_intent_of_a_dead_run(node: Generations, paths: Paths) -> None:
+    provision(node, "r1", A)
+    provision(node, "r2", B)
+    node.begin("dead", kind="layers", holder=HOLDER)
+    before = Path(paths.state).read_text()
+    planned = Generations(paths, check=True)
+    planned.begin("r3", kind="rollback", take_over=True)
+    assert planned.layer("r3", "driver", "begin", NEW)["changed"]
+    assert planned.rollback("r3", A, kind="rollback", take_over=True, hold=True)["current"] == A
+    assert planned.end("r3")["changed"]
+    assert Path(paths.state).read_text() == before
+
+
+def test_a_state_without_layers_is_read(node: Generations, paths: Paths) -> None:
+    provision(node, "r1", A)
+    state = json.loads(Path(paths.state).read_text())
+    del state["layers"]
+    Path(paths.state).write_text(json.dumps(state))
+    assert node.read(A)["clean"]
+
+
+KEYS = ("driver", "toolkit", "is", "was", "to", "run_id", "packages", "version")
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["driver", "toolkit", "is", "was", "to", "run_id", "packages", "version"]), inner
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(json_values)
+def test_hostile_layers_are_told_and_never_raise(value: Any) -> None:
+    wrong = layers.problem(value)
+    assert wrong is None or isinstance(wrong, str)
+    if wrong is None:
+        assert layers.to_undo({"layers": value}, "r1") is not None
+        wanted = {"driver": {"version": "1"}, "toolkit": {"version": "1"}}
+        layers.problems({"layers": value}, wanted, lambda _: {})
