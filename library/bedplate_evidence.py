@@ -77,16 +77,16 @@ EXAMPLES = r"""
 
 - name: Fetch it
   ansible.builtin.fetch:
-    src: "{{ node_evidence.path }}"
+    src: "{{ node_evidence.archive }}"
     dest: reports/
 """
 
 RETURN = r"""
-path:
+archive:
   description: Path of the archive on the node, or null in check mode.
   type: str
   returned: success
-bytes:
+archive_bytes:
   description: Its size.
   type: int
   returned: success
@@ -143,7 +143,7 @@ def main() -> None:
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     given = module.params
     if module.check_mode:
-        module.exit_json(changed=False, path=None, bytes=0, parts=[], msg="No evidence is gathered in check mode.")
+        module.exit_json(changed=False, archive=None, archive_bytes=0, parts=[], msg="No evidence is gathered in check mode.")
     try:
         request = Request(
             verdicts=[Verdict.from_dict(verdict) for verdict in given["verdicts"]],
@@ -165,8 +165,8 @@ def main() -> None:
     size = os.path.getsize(path)
     module.exit_json(
         changed=True,
-        path=path,
-        bytes=size,
+        archive=path,
+        archive_bytes=size,
         parts=[{"name": p.name, "bytes": len(p.data), "cut": p.cut, "note": p.note} for p in parts],
         msg=f"{path}: {len(parts)} parts, {size} bytes.",
     )

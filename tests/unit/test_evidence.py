@@ -398,14 +398,14 @@ def test_of_many_places_the_last_ones_stay() -> None:
 def test_the_module_writes_one_archive(run_module: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     options = {"verdicts": [BROKEN.to_dict()], "directory": str(tmp_path), "sysroot": str(tmp_path), "user": ""}
     result = run_module("bedplate_evidence", **options)
-    assert result["bytes"] == os.path.getsize(result["path"]) < ARCHIVE_LIMIT
+    assert result["archive_bytes"] == os.path.getsize(result["archive"]) < ARCHIVE_LIMIT
     assert {part["name"] for part in result["parts"]} >= {"verdicts.json", "manifest.json"}
     assert result["changed"]
 
 
 def test_the_module_in_check_mode_writes_nothing(run_module: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     result = run_module("bedplate_evidence", check=True, directory=str(tmp_path))
-    assert (result["path"], result["changed"]) == (None, False)
+    assert (result["archive"], result["changed"]) == (None, False)
     assert list(tmp_path.iterdir()) == []
 
 
