@@ -53,6 +53,7 @@ class CodeInfo:
 _PASS = ("pass",)
 _SKIPPED = ("skipped",)
 _CHECKED = ("pass", "fail")
+_PACKAGED = ("driver", "toolkit")  # the layers that are made of packages
 _NODE = ("node",)  # the layer of what only hands and firmware can change
 
 CODES: dict[str, CodeInfo] = {
@@ -302,7 +303,7 @@ CODES: dict[str, CodeInfo] = {
         "The files of the toolkit: all there, and as they were laid out.", True, statuses=_CHECKED
     ),
     "toolkit.version": CodeInfo(
-        "The toolkit's release, against the profile's.", True, statuses=("pass", "fail", "inconclusive")
+        "The toolkit's release, against the profile's.", True, statuses=("pass", "warn", "fail")
     ),
     "toolkit.component": CodeInfo("A part of the toolkit belongs to another release than the profile's.", True),
     "toolkit.library_path": CodeInfo(
@@ -321,7 +322,9 @@ CODES: dict[str, CodeInfo] = {
     ),
     "toolkit.compile_failed": CodeInfo("nvcc cannot compile and link a small program.", True),
     "toolkit.arch_missing": CodeInfo("A compiled program lacks the machine code for an architecture.", True),
-    "toolkit.runtime": CodeInfo("The version that the CUDA runtime answers, against the release.", True, statuses=_CHECKED),
+    "toolkit.runtime": CodeInfo(
+        "The version that the CUDA runtime answers, against the release.", True, statuses=_CHECKED
+    ),
     "toolkit.kernel": CodeInfo(
         "A compiled kernel runs on every GPU and computes right.", True, statuses=("pass", "fail", "skipped")
     ),
@@ -330,6 +333,123 @@ CODES: dict[str, CodeInfo] = {
         "A torch extension builds against the stack, loads and computes right.",
         True,
         statuses=("pass", "fail", "skipped"),
+    ),
+    # driver.*: the NVIDIA driver before and after a change (driver_preflight.py, driver_judge.py, driver_next_boot.py)
+    "driver.version": CodeInfo(
+        "The version of the loaded module, the module on disk, the library and the packages, against the profile's.",
+        True,
+        statuses=("pass", "fail", "inconclusive"),
+    ),
+    "driver.reboot_pending": CodeInfo(
+        "All that is on disk is as wanted, and something older still runs until the next boot.",
+        False,
+        statuses=("warn", "needs-reboot"),
+    ),
+    "driver.library_mismatch": CodeInfo(
+        "The driver's library is not of the loaded module's version, and a reboot would not give the wanted one.", True
+    ),
+    "driver.module_not_loaded": CodeInfo(
+        "The module nvidia is not loaded; the evidence names the cause.",
+        True,
+        statuses=("fail", "needs-reboot", "skipped"),
+    ),
+    "driver.flavour": CodeInfo(
+        "Open or proprietary kernel modules, against the profile and against what the GPUs work with.",
+        True,
+        statuses=("pass", "fail", "needs-reboot", "inconclusive"),
+    ),
+    "driver.dkms_missing": CodeInfo(
+        "Every kernel that can boot has the modules, in the wanted version.",
+        True,
+        statuses=("pass", "fail", "inconclusive", "skipped"),
+    ),
+    "driver.headers_missing": CodeInfo(
+        "The headers of every kernel that can boot, which DKMS needs.", False, statuses=_CHECKED
+    ),
+    "driver.secure_boot": CodeInfo(
+        "Whether the kernel accepts the modules' signatures under Secure Boot.",
+        False,
+        statuses=("pass", "fail", "inconclusive"),
+    ),
+    "driver.initramfs_stale": CodeInfo(
+        "The initramfs of every kernel that can boot holds this driver or none.",
+        True,
+        statuses=("pass", "fail", "inconclusive"),
+    ),
+    "driver.firmware_missing": CodeInfo(
+        "The GSP firmware of the driver's version is on disk.", True, statuses=("pass", "warn", "fail")
+    ),
+    "driver.parameter": CodeInfo(
+        "A module parameter of the profile, configured and live.",
+        True,
+        statuses=("pass", "warn", "fail", "needs-reboot"),
+    ),
+    "driver.hmm": CodeInfo(
+        "Heterogeneous memory management is on where it is known to hang or to keep CUDA from starting.",
+        True,
+        statuses=("warn", "fail"),
+    ),
+    "driver.nouveau": CodeInfo("The module nouveau holds the GPUs.", False, statuses=("warn", "fail", "needs-reboot")),
+    "driver.gpu_in_use": CodeInfo("Processes use the GPUs whose driver is to change.", False, statuses=_CHECKED),
+    "driver.no_space": CodeInfo("Room for a change of the driver.", False, statuses=_CHECKED),
+    "driver.unsupported": CodeInfo(
+        "Whether the wanted driver exists for this system and knows its GPUs.", False, statuses=_CHECKED
+    ),
+    "driver.toolkit_minimum": CodeInfo(
+        "The driver is new enough for the CUDA version that the profile brings.", True, statuses=_CHECKED
+    ),
+    "driver.half_installed": CodeInfo(
+        "dpkg was interrupted and left packages of the driver unfinished.", True, statuses=("warn", "fail")
+    ),
+    "driver.unattended_upgrades": CodeInfo(
+        "Automatic upgrades leave the driver's packages alone.", False, "warning", statuses=("pass", "warn")
+    ),
+    "driver.unreadable": CodeInfo(
+        "Files on which the verdicts stand could not be read.", False, "warning", statuses=("inconclusive",)
+    ),
+    # packages.*: transactions of the package manager, judged before they happen, and what is installed (packages.py)
+    "packages.ok": CodeInfo(
+        "The packages are, or would be, exactly those that were named.", False, "info", _PASS, _PACKAGED
+    ),
+    "packages.not_available": CodeInfo(
+        "No repository of the node has the version, or several have it.", False, layers=_PACKAGED
+    ),
+    "packages.conflict": CodeInfo(
+        "The package manager finds no way to install exactly the named versions.", False, layers=_PACKAGED
+    ),
+    "packages.version_differs": CodeInfo(
+        "A package is, or would end, at another version than the named one.", True, layers=_PACKAGED
+    ),
+    "packages.unpinned": CodeInfo(
+        "Packages of the layer would come that nothing names: a meta package drifts.", False, layers=_PACKAGED
+    ),
+    "packages.transitional": CodeInfo("A package's name hides another branch of the driver.", False, layers=_PACKAGED),
+    "packages.kernel_change": CodeInfo(
+        "The transaction would install, change or remove a kernel.",
+        False,
+        statuses=("warn", "fail"),
+        layers=_PACKAGED,
+    ),
+    "packages.removes_foreign": CodeInfo(
+        "The transaction would remove a package that is not the layer's own.", False, layers=_PACKAGED
+    ),
+    "packages.other_layer": CodeInfo(
+        "The transaction would change packages of the other layer.", False, layers=_PACKAGED
+    ),
+    "packages.downgrade": CodeInfo("The transaction would go down, and that was not allowed.", False, layers=_PACKAGED),
+    "packages.held": CodeInfo("The transaction would change packages that are on hold.", False, layers=_PACKAGED),
+    "packages.not_pinned": CodeInfo(
+        "The package manager's preferences do not keep the packages at their versions.", True, layers=_PACKAGED
+    ),
+    "packages.locked": CodeInfo("Another process holds the package manager's lock.", False, layers=_PACKAGED),
+    "packages.dpkg_interrupted": CodeInfo("An earlier change of packages was not finished.", True, layers=_PACKAGED),
+    "packages.mirror": CodeInfo(
+        "A repository cannot be read: not reachable, not signed by the pinned key, or inconsistent.",
+        False,
+        layers=_PACKAGED,
+    ),
+    "packages.query_failed": CodeInfo(
+        "The package manager could not be asked, or did not answer in time.", False, layers=_PACKAGED
     ),
     # what is not there, or not as recorded
     "driver.not_managed": CodeInfo("The driver layer is not managed by this profile.", False, "info", _SKIPPED),
