@@ -34,17 +34,23 @@ enum {
     NVML_ERROR_NOT_SUPPORTED = 3,
     NVML_ERROR_NOT_FOUND = 6,
     NVML_ERROR_INSUFFICIENT_SIZE = 7,
+    NVML_ERROR_DRIVER_NOT_LOADED = 9,
+    NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18,
     NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
     NVML_ERROR_UNKNOWN = 999,
 };
 
 struct gpu {
-    char name[TEXT], pci_bus_id[TEXT], pci_device_id[TEXT], pci_subsystem_id[TEXT], uuid[TEXT], serial[TEXT];
+    char name[TEXT], vbios[TEXT], pci_bus_id[TEXT], pci_device_id[TEXT], pci_subsystem_id[TEXT], uuid[TEXT], serial[TEXT];
     int memory_mib, memory_used_mib, bar1_mib;
     int ecc, ecc_pending, persistence, temperature_c;
-    int pcie_width, pcie_width_max, pcie_gen, pcie_gen_max;
+    int ecc_corrected, ecc_uncorrected, ecc_corrected_total, ecc_uncorrected_total;
+    int utilization, process, throttle_reasons, recovery_action;
+    int pcie_width, pcie_width_max, pcie_gen, pcie_gen_max, pcie_replays;
     int compute_major, compute_minor;
     int remapped_correctable, remapped_uncorrectable, remap_pending, remap_failed;
+    int retired_single_bit, retired_double_bit, retired_pending; /* of a GPU without row remapping: see retired_pages */
+    int retired_pages, row_remapper;                             /* whether it has the one and the other */
     int error; /* the code every call for this GPU returns: 15 is "fell off the bus" */
 };
 typedef struct gpu *nvmlDevice_t;
@@ -57,7 +63,7 @@ struct rule {
 
 static struct {
     int count, cuda_version;
-    char driver_version[TEXT], nvml_version[TEXT];
+    char driver_version[TEXT], nvml_version[TEXT], loaded_file[TEXT], library_file[TEXT];
     struct gpu gpus[MAX_GPUS];
     struct rule errors[MAX_RULES], blocks[MAX_RULES];
     size_t n_errors, n_blocks;
@@ -85,6 +91,11 @@ static const struct key gpu_keys[] = {
     GPU_KEY(pcie_gen, NUMBER),       GPU_KEY(pcie_gen_max, NUMBER),     GPU_KEY(compute_major, NUMBER),
     GPU_KEY(compute_minor, NUMBER),  GPU_KEY(remapped_correctable, NUMBER), GPU_KEY(remapped_uncorrectable, NUMBER),
     GPU_KEY(remap_pending, NUMBER),  GPU_KEY(remap_failed, NUMBER),     GPU_KEY(error, NUMBER),
+    GPU_KEY(vbios, STRING),          GPU_KEY(pcie_replays, NUMBER),     GPU_KEY(ecc_corrected, NUMBER),
+    GPU_KEY(ecc_uncorrected, NUMBER), GPU_KEY(ecc_corrected_total, NUMBER), GPU_KEY(ecc_uncorrected_total, NUMBER),
+    GPU_KEY(utilization, NUMBER),    GPU_KEY(process, NUMBER),          GPU_KEY(throttle_reasons, NUMBER),
+    GPU_KEY(recovery_action, NUMBER), GPU_KEY(retired_pages, NUMBER),   GPU_KEY(row_remapper, NUMBER),
+    GPU_KEY(retired_single_bit, NUMBER), GPU_KEY(retired_double_bit, NUMBER), GPU_KEY(retired_pending, NUMBER),
 };
 static const struct gpu healthy = {
     .name = "NVIDIA RTX PRO 6000 Blackwell Server Edition",
@@ -93,6 +104,7 @@ static const struct gpu healthy = {
     .ecc = 1, .ecc_pending = 1, .persistence = 1, .temperature_c = 34,
     .pcie_width = 16, .pcie_width_max = 16, .pcie_gen = 1, .pcie_gen_max = 5, /* an idle link trains down: gen 1 */
     .compute_major = 12, .compute_minor = 0,
+    .vbios = "98.02.81.00.07", .throttle_reasons = 1 /* idle */, .row_remapper = 1,
 };
 
 /* Copy text into a buffer of TEXT bytes; 0 when it does not fit. */
@@ -168,6 +180,10 @@ static const char *set_key(char *name, const char *value) {
         return copy_text(node.driver_version, value) ? NULL : "too long";
     if (!strcmp(name, "nvml_version"))
         return copy_text(node.nvml_version, value) ? NULL : "too long";
+    if (!strcmp(name, "loaded_file"))
+        return copy_text(node.loaded_file, value) ? NULL : "too long";
+    if (!strcmp(name, "library_file"))
+        return copy_text(node.library_file, value) ? NULL : "too long";
     if (!strncmp(name, "error.", 6))
         return add_rule(node.errors, &node.n_errors, name + 6, value);
     if (!strncmp(name, "block.", 6))
@@ -196,7 +212,8 @@ static void set_defaults(void) {
     memset(&node, 0, sizeof node);
     node.count = 8;
     node.cuda_version = 13000;
-    strcpy(node.driver_version, "580.82.07");
+    strcpy(node.loaded_file, "/run/fakegpu/loaded");
+    strcpy(node.library_file, "/etc/fakegpu/library");
     for (int i = 0; i < MAX_GPUS; i++) {
         struct gpu *gpu = &node.gpus[i];
         *gpu = healthy;
@@ -247,9 +264,41 @@ static nvmlReturn_t read_file(void) {
     return result;
 }
 
+/* The first line of a file, trimmed; 0 when there is no such file. */
+static int read_line(const char *path, char *out) {
+    char line[512];
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return 0;
+    if (!fgets(line, sizeof line, file))
+        *line = '\0';
+    fclose(file);
+    return copy_text(out, trim(line));
+}
+
+/*
+ * A node with packages that play a driver has two versions, as a real one has: that of the library on disk and that of
+ * the module which is loaded until the next boot. They come from two files (README.md), and as in the real library no
+ * module means code 9, and another module code 18. Without the files, or with driver_version, there is one version.
+ */
+static nvmlReturn_t find_version(void) {
+    char loaded[TEXT] = "", library[TEXT] = "";
+    if (*node.driver_version)
+        return NVML_SUCCESS;
+    int has_loaded = read_line(node.loaded_file, loaded), has_library = read_line(node.library_file, library);
+    if (has_library && (!has_loaded || !*loaded))
+        return NVML_ERROR_DRIVER_NOT_LOADED;
+    if (has_library && strcmp(loaded, library))
+        return NVML_ERROR_LIB_RM_VERSION_MISMATCH;
+    strcpy(node.driver_version, has_loaded && *loaded ? loaded : "580.82.07");
+    return NVML_SUCCESS;
+}
+
 static nvmlReturn_t load(void) {
     set_defaults();
     nvmlReturn_t result = read_file();
+    if (!result)
+        result = find_version();
     if (!*node.nvml_version && strlen(node.driver_version) < TEXT - 4) {
         strcpy(node.nvml_version, "13."); /* NVML names itself <CUDA major>.<driver version> */
         strcat(node.nvml_version, node.driver_version);
@@ -353,13 +402,22 @@ API const char *nvmlErrorString(nvmlReturn_t result) {
     case 4: return "Insufficient Permissions";
     case 6: return "Not Found";
     case 7: return "Insufficient Size";
+    case 8: return "Insufficient External Power";
     case 9: return "Driver Not Loaded";
     case 10: return "Timeout";
+    case 11: return "Interrupt Request Issue";
+    case 12: return "NVML Shared Library Not Found";
+    case 13: return "Function Not Found";
     case 14: return "Corrupted infoROM";
     case 15: return "GPU is lost";
     case 16: return "GPU requires reset";
     case 17: return "GPU access blocked by the operating system";
     case 18: return "Driver/library version mismatch";
+    case 19: return "In use by another client";
+    case 20: return "Insufficient Memory";
+    case 23: return "Insufficient Resources";
+    case 27: return "System is not in ready state";
+    case 28: return "Device not found";
     case 25: return "Argument version mismatch";
     default: return "Unknown Error";
     }
@@ -450,6 +508,8 @@ UINT_QUERY(nvmlDeviceGetMaxPcieLinkWidth, pcie_width_max)
 UINT_QUERY(nvmlDeviceGetCurrPcieLinkGeneration, pcie_gen)
 UINT_QUERY(nvmlDeviceGetMaxPcieLinkGeneration, pcie_gen_max)
 UINT_QUERY(nvmlDeviceGetPersistenceMode, persistence)
+UINT_QUERY(nvmlDeviceGetPcieReplayCounter, pcie_replays)
+TEXT_QUERY(nvmlDeviceGetVbiosVersion, vbios)
 
 /* nvmlPciInfo_t */
 struct pci_info {
@@ -517,6 +577,8 @@ API nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t gpu, int *current, int *pendi
 API nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t gpu, unsigned *correctable, unsigned *uncorrectable,
                                            unsigned *pending, unsigned *failed) {
     ENTER_GPU(gpu);
+    if (!gpu->row_remapper)
+        return NVML_ERROR_NOT_SUPPORTED;
     *correctable = (unsigned)gpu->remapped_correctable;
     *uncorrectable = (unsigned)gpu->remapped_uncorrectable;
     *pending = (unsigned)gpu->remap_pending;
@@ -539,9 +601,100 @@ API nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t gpu, int sensor, unsigned
     return NVML_SUCCESS;
 }
 
-/* Nothing computes on a GPU that does not exist: the list of processes is empty. */
-API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t gpu, unsigned *count, void *processes) {
-    (void)processes;
+API nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t gpu, int error_type, int counter_type,
+                                             unsigned long long *count) {
+    ENTER_GPU(gpu);
+    if (!gpu->ecc)
+        return NVML_ERROR_NOT_SUPPORTED;
+    if (error_type == 0) /* NVML_MEMORY_ERROR_TYPE_CORRECTED; counter type 0 is NVML_VOLATILE_ECC */
+        *count = (unsigned long long)(counter_type ? gpu->ecc_corrected_total : gpu->ecc_corrected);
+    else
+        *count = (unsigned long long)(counter_type ? gpu->ecc_uncorrected_total : gpu->ecc_uncorrected);
+    return NVML_SUCCESS;
+}
+
+/* Retired pages are of GPUs before Ampere: a GPU has them or a row remapper. Their addresses say nothing here. */
+API nvmlReturn_t nvmlDeviceGetRetiredPages(nvmlDevice_t gpu, int cause, unsigned *count, unsigned long long *addresses) {
+    ENTER_GPU(gpu);
+    if (!gpu->retired_pages)
+        return NVML_ERROR_NOT_SUPPORTED;
+    unsigned room = *count, have = (unsigned)(cause ? gpu->retired_double_bit : gpu->retired_single_bit);
+    *count = have;
+    if (!addresses || room < have)
+        return have ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+    for (unsigned i = 0; i < have; i++)
+        addresses[i] = 0x1000ULL * (i + 1);
+    return NVML_SUCCESS;
+}
+API nvmlReturn_t nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t gpu, int *pending) {
+    ENTER_GPU(gpu);
+    if (!gpu->retired_pages)
+        return NVML_ERROR_NOT_SUPPORTED;
+    *pending = gpu->retired_pending;
+    return NVML_SUCCESS;
+}
+
+/* nvmlUtilization_t */
+struct utilization {
+    unsigned gpu, memory;
+};
+API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t gpu, struct utilization *rates) {
+    ENTER_GPU(gpu);
+    rates->gpu = (unsigned)gpu->utilization;
+    rates->memory = 0;
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t gpu, unsigned long long *reasons) {
+    ENTER_GPU(gpu);
+    *reasons = (unsigned long long)gpu->throttle_reasons;
+    return NVML_SUCCESS;
+}
+
+/* nvmlFieldValue_t; of all fields only the recovery action is known here */
+struct field_value {
+    unsigned field_id, scope_id;
+    long long timestamp, latency_us;
+    int value_type;
+    nvmlReturn_t result;
+    union {
+        double d;
+        unsigned u;
+        unsigned long long ull;
+    } value;
+};
+#define NVML_FI_DEV_GET_GPU_RECOVERY_ACTION 230
+API nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t gpu, int count, struct field_value *values) {
+    ENTER_GPU(gpu);
+    for (int i = 0; i < count; i++) {
+        int known = values[i].field_id == NVML_FI_DEV_GET_GPU_RECOVERY_ACTION;
+        values[i].result = known ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+        values[i].value_type = 1; /* NVML_VALUE_TYPE_UNSIGNED_INT */
+        values[i].value.ull = 0;
+        values[i].value.u = known ? (unsigned)gpu->recovery_action : 0;
+    }
+    return NVML_SUCCESS;
+}
+
+/* nvmlProcessInfo_t */
+struct process_info {
+    unsigned pid;
+    unsigned long long used_memory;
+    unsigned gpu_instance, compute_instance;
+};
+/* Nothing computes on a GPU that does not exist: the list is empty, but for the one process that was asked for. */
+API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t gpu, unsigned *count, struct process_info *out) {
+    ENTER_GPU(gpu);
+    unsigned room = *count, have = gpu->process ? 1 : 0;
+    *count = have;
+    if (room < have)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    if (have)
+        *out = (struct process_info){.pid = (unsigned)gpu->process, .gpu_instance = ~0U, .compute_instance = ~0U};
+    return NVML_SUCCESS;
+}
+API nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t gpu, unsigned *count, struct process_info *out) {
+    (void)out;
     ENTER_GPU(gpu);
     *count = 0;
     return NVML_SUCCESS;

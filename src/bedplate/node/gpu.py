@@ -22,13 +22,29 @@ TIMEOUT_S = 60.0
 # What an NVML code asks for, where it is more than "look at the driver": status and next step. Codes: nvml.h,
 # nvmlReturn_t.
 _ADVICE = {
+    4: ("fail", "Verify as root, and look at the permissions of /dev/nvidia*."),
+    8: ("fail", "Connect the GPU's auxiliary power cables."),
     9: ("fail", "The kernel module is not loaded: look at `dmesg` and `dkms status`."),
+    10: ("fail", "Look at `dmesg` for Xid 119; a process that hangs in the driver ends only with a reboot."),
+    11: ("fail", "The kernel gets no interrupts from this GPU: look at `dmesg` and the BIOS settings of its slot."),
     12: ("fail", "The driver's library libnvidia-ml.so.1 is not installed: install the driver."),
+    13: ("fail", "The driver's library lacks this function: it is older than the profile's, or half installed."),
+    14: ("fail", "Take the node out of service, and have the GPU replaced."),
     15: ("needs-reset", "The GPU fell off the bus: look at `dmesg` for its Xid, then reset it or reboot."),
     16: ("needs-reset", "Reset the GPU, or reboot."),
+    17: ("fail", "The system denies access to the GPU: look at the device rules of its cgroup and at /dev/nvidia*."),
     18: ("needs-reboot", "The loaded kernel module is not of the installed driver: reboot."),
+    19: ("fail", "Something holds the GPU for itself, such as another driver: look at `lspci -k -d 10de:`."),
+    20: ("fail", "The node is out of memory: look at `free` and `dmesg`, then verify again."),
+    23: ("fail", "The node is out of a resource: look at `dmesg`, then verify again."),
+    27: ("inconclusive", "The driver is still starting: verify again in a minute."),
+    28: ("needs-reset", "The GPU is gone: look at `dmesg` for its Xid, then reset it or reboot."),
 }
 _UNKNOWN_ADVICE = ("fail", "Look at `dmesg` and the driver's installation.")
+
+# Those of the device and not of the driver: no other driver helps. No power, no interrupts, damaged board data,
+# lost, reset required, not found.
+_HARDWARE = (8, 11, 14, 15, 16, 28)
 
 
 def query(tools: str, *, timeout_s: float = TIMEOUT_S, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -37,8 +53,19 @@ def query(tools: str, *, timeout_s: float = TIMEOUT_S, environment: Mapping[str,
     tools: the directory of the node's tools, which holds lib/pynvml.py. timeout_s: seconds after which the
     child is killed. environment: extra variables for the child.
 
-    Keys: error (None or {code, name, text}), driver_version (text or None), gpus (list; each has index and
-    either error or name, uuid, bus_id, pci_id, memory_bytes, ecc, pcie_width, pcie_width_max).
+    Keys: error (None or {code, name, text}), driver_version, nvml_version and cuda_version (texts or None), count (None
+    or how many GPUs there are) and gpus, one dict for each. A GPU that fails on the way has index, error and, as far as
+    they are known, bus_id and pci_id. The others have
+    - index, name, uuid, bus_id, pci_id ("10de:2bb5"), compute_capability ("12.0"), vbios;
+    - memory_bytes, memory_used_bytes, bar1_bytes, ecc and ecc_pending (bool), ecc_errors ({corrected, uncorrected,
+      corrected_total, uncorrected_total}: since the driver was loaded, and over the GPU's life), remapped_rows
+      ({correctable, uncorrectable, pending, failed} or None), retired_pages ({single_bit, double_bit, pending} or
+      None);
+    - pcie_width, pcie_width_max, pcie_gen, pcie_gen_max, pcie_replays;
+    - persistence, temperature_c, throttle (list of texts), processes (list of ids), utilization (percent),
+      recovery_action ("none", "gpu-reset", "node-reboot", ...);
+    - unanswered: functions that gave an error for an answer, with the error's name.
+    What a GPU does not support is None. When the time is over, error says so, and gpus holds those that had answered.
     """
     outcome = run_probe(
         nvml_child,
@@ -47,9 +74,12 @@ def query(tools: str, *, timeout_s: float = TIMEOUT_S, environment: Mapping[str,
         timeout_s=timeout_s,
         environment=environment,
     )
-    found: dict[str, Any] = {"error": None, "driver_version": None, "gpus": []}
+    found: dict[str, Any] = {"error": None, "gpus": [], "count": None}
+    found.update(dict.fromkeys(("driver_version", "nvml_version", "cuda_version")))
     if isinstance(outcome.result, dict):
-        return {**found, **outcome.result}
+        found.update(outcome.result)
+        if outcome.exit_code == 0:
+            return found
     stage = outcome.stages.get("nvml", "starting")
     name = "TIMEOUT" if outcome.timed_out else "CRASH"
     text = f"The process that asks NVML {outcome.ending()} in {stage}"
@@ -81,7 +111,8 @@ def judge(
     gpus = found["gpus"]
     lost = [gpu for gpu in gpus if "error" in gpu]
     well = [gpu for gpu in gpus if "error" not in gpu]
-    verdicts = [_error_verdict(f"GPU {gpu['index']}", gpu["error"]) for gpu in lost]
+    # Where one of several fails under the same driver, it is the GPU and not the driver.
+    verdicts = [_error_verdict(f"GPU {gpu['index']}", gpu["error"], device=bool(well)) for gpu in lost]
     verdicts.append(_count(gpus, expected_count))
     if expected_ids and well:
         verdicts.append(_ids(well, expected_ids))
@@ -90,15 +121,17 @@ def judge(
     return verdicts
 
 
-def _error_verdict(subject: str, error: Mapping[str, Any]) -> Verdict:
-    """Return the verdict for an NVML error."""
+def _error_verdict(subject: str, error: Mapping[str, Any], *, device: bool = False) -> Verdict:
+    """Return the verdict for an NVML error; device: it is known to be the device's and not the driver's."""
+    device = device or error["code"] in _HARDWARE
+    code, layer = ("gpu.hardware_error", "node") if device else ("gpu.nvml_error", LAYER)
     status, action = _ADVICE.get(error["code"], _UNKNOWN_ADVICE)
     message = f"NVML answers {error['name']}: {error['text'].rstrip('.')}."
     if error["code"] is None:  # NVML itself was not reached, or did not come back
         message = f"{error['text'].rstrip('.')}."
     if error["name"] == "PYNVML_MISSING":
         action = "Run the role node_tools, which copies it to the node."
-    return Verdict("gpu.nvml_error", status, LAYER, subject, message, {"error": dict(error)}, action)
+    return Verdict(code, status, layer, subject, message, {"error": dict(error)}, action)
 
 
 def _count(gpus: Sequence[Mapping[str, Any]], expected: int) -> Verdict:
