@@ -454,8 +454,16 @@ CODES: dict[str, CodeInfo] = {
     # what is not there, or not as recorded
     "driver.not_managed": CodeInfo("The driver layer is not managed by this profile.", False, "info", _SKIPPED),
     "toolkit.not_managed": CodeInfo("The toolkit layer is not managed by this profile.", False, "info", _SKIPPED),
-    "stack.absent": CodeInfo("No generation of the Python stack is present.", False, "info", _SKIPPED),
-    "stack.drift": CodeInfo("What is installed is not what was recorded.", True),
+    "stack.absent": CodeInfo("No generation of the Python stack is present.", False, statuses=("fail", "skipped")),
+    "stack.drift": CodeInfo("The live generation's files, against those that were built.", True, statuses=_CHECKED),
+    "stack.profile": CodeInfo(
+        "The live generation, against the profile that the inventory names.",
+        False,
+        "warning",
+        ("pass", "warn", "skipped"),
+    ),
+    "driver.drift": CodeInfo("The installed driver, against the profile and the journal.", False, statuses=_CHECKED),
+    "toolkit.drift": CodeInfo("The installed toolkit, against the profile and the journal.", False, statuses=_CHECKED),
 }
 
 
