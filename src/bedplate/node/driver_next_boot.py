@@ -51,7 +51,7 @@ def _modules_of(report: Mapping[str, Any], kernel: str, version: str) -> list[Ve
     """Return what is wrong with the modules of one kernel."""
     found = report["kernels"][kernel]
     first: dict[str, dict[str, Any]] = {}
-    for module in found["modules"]:
+    for module in sorted(found["modules"], key=lambda item: str(item["name"])):  # stable: preferred files stay first
         first.setdefault(module["name"], module)
     evidence = {
         "kernel": kernel,
