@@ -6,17 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from . import driver, gpu, host, toolkit
 from .child import read_environment
 from .collective import check_collective
-from .gpu import judge, query
 from .imports import check_imports
-from .verdicts import Verdict, simulated
+from .verdicts import Verdict, blame, simulated
 
-# What is said of a layer that nobody asked to verify: never "pass".
+# What is said of a layer that is not verified: never "pass".
 _NOT_MANAGED = {
-    "driver": "Nothing says which driver this node must have; NVML is asked for the GPUs only.",
+    "driver": "Nothing says which driver this node must have.",
     "toolkit": "Nothing says which CUDA toolkit this node must have.",
 }
+_SIMULATED_KERNEL = "This node simulates its GPUs, and its kernel is not that of a GPU node."
 
 
 def verify(options: Mapping[str, Any]) -> list[Verdict]:
@@ -32,27 +33,69 @@ def verify(options: Mapping[str, Any]) -> list[Verdict]:
     verdicts: list[Verdict] = []
     if "driver" in layers:
         verdicts += _driver(options, checks)
-    if "toolkit" in layers:
-        verdicts.append(_not_managed("toolkit"))
+    if "toolkit" in layers and "toolkit" in checks:
+        verdicts += _toolkit(options)
     if "stack" in layers:
         verdicts += _stack(options, checks)
+    verdicts = blame(verdicts, [Verdict.from_dict(verdict) for verdict in options["baseline"]])
     if options["simulated"]:
         verdicts = simulated(verdicts)
     return verdicts
 
 
 def _driver(options: Mapping[str, Any], checks: list[str]) -> list[Verdict]:
-    """Return the verdicts of the driver and of the GPUs."""
-    verdicts = [_not_managed("driver")] if "driver" in checks else []
+    """Return the verdicts of the driver, the GPUs and the host they sit in."""
+    root, expect = options["sysroot"], options["expect"]
+    # A container shows the kernel of the machine it runs on: judging that would be about another machine.
+    has_kernel = not (options["simulated"] and root == "/")
+    nvml = gpu.query(options["tools"]) if {"driver", "gpus", "node"} & set(checks) else {}
+    verdicts: list[Verdict] = []
+    if "preflight" in checks and options["driver"] and has_kernel:
+        verdicts += _preflight(options)
+    if "driver" in checks:
+        if not options["driver"]:
+            verdicts.append(_not_managed("driver", _NOT_MANAGED["driver"]))
+        elif not has_kernel:
+            verdicts.append(_not_managed("driver", _SIMULATED_KERNEL))
+        else:
+            wanted = dict(options["driver"])
+            if wanted["source"] == "none":
+                wanted["version"] = ""  # the host's own matter; its parts must still agree with each other
+            verdicts += driver.judge(driver.inspect(root), wanted, nvml, expected_gpus=expect.get("gpus"))
     if "gpus" in checks:
-        wanted, expect = options["driver"] or {}, options["expect"]
-        verdicts += judge(
-            query(options["tools"]),
-            expected_count=expect.get("gpus"),
-            expected_ids=expect.get("gpu_ids") or [],
-            expected_driver_version=wanted.get("version", ""),
-        )
+        verdicts += gpu.judge(nvml, expected_count=expect.get("gpus"), expected_ids=expect.get("gpu_ids") or [])
+    if "node" in checks and has_kernel:
+        verdicts += host.judge(host.inspect(root), nvml, expect)
     return verdicts
+
+
+def _preflight(options: Mapping[str, Any]) -> list[Verdict]:
+    """Return the verdicts of what stands for or against changing the driver now."""
+    root, waits = options["sysroot"], options["gpu_wait"]
+    return driver.preflight(
+        driver.inspect(root),
+        options["driver"],
+        gpus=host.gpus_on_bus(root),
+        users=driver.wait_for_users(lambda: host.gpu_users(root), waits),
+        waited_s=waits,
+        cuda=(options["toolkit"] or {}).get("version", ""),
+    )
+
+
+def _toolkit(options: Mapping[str, Any]) -> list[Verdict]:
+    """Return the verdicts of the CUDA toolkit; a torch extension is built where the stack is verified, too."""
+    if not options["toolkit"]:
+        return [_not_managed("toolkit", _NOT_MANAGED["toolkit"])]
+    generation = options["generation"] if "stack" in options["layers"] else None
+    python = str(Path(generation) / "venv" / "bin" / "python") if generation else ""
+    arch = options["expect"].get("arch")
+    return toolkit.judge(
+        {**options["toolkit"], "arch": [arch] if arch else []},
+        root=options["sysroot"],
+        stack_python=python if python and Path(python).exists() else None,
+        stack_environment=read_environment(Path(generation) / "environment") if generation else None,
+        user=options["user"],
+    )
 
 
 def _stack(options: Mapping[str, Any], checks: list[str]) -> list[Verdict]:
@@ -95,9 +138,9 @@ def _stack(options: Mapping[str, Any], checks: list[str]) -> list[Verdict]:
     return verdicts
 
 
-def _not_managed(layer: str) -> Verdict:
-    """Return the verdict of a layer that nothing here manages."""
-    return Verdict(f"{layer}.not_managed", "skipped", layer, layer, _NOT_MANAGED[layer])
+def _not_managed(layer: str, reason: str) -> Verdict:
+    """Return the verdict of a layer that is not verified here."""
+    return Verdict(f"{layer}.not_managed", "skipped", layer, layer, reason)
 
 
 def summary(verdicts: list[Verdict]) -> str:
