@@ -1,4 +1,4 @@
-"""Filters for the end of a run: why it failed, where the node is now, which generation was meant."""
+"""Filters for the end of a run: why it failed, where the node is now, what was found, which generation was meant."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 
 from bedplate.controller.errors import BedplateError
-from bedplate.controller.nodes import generation_named
+from bedplate.controller.nodes import generation_named, layers_to_go_back
 from bedplate.controller.plain import plain
-from bedplate.controller.report import failure, failure_report, report
+from bedplate.controller.report import age_s, failure, failure_report, record, report
+from bedplate.controller.report_drift import drift
 
 
 def bedplate_failure(result: Any, task: str = "") -> dict[str, Any]:
@@ -23,9 +24,28 @@ def bedplate_failure_report(failed: Any, outcome: Any, wanted: str) -> str:
     return failure_report(plain(failed), plain(outcome), str(plain(wanted)))
 
 
-def bedplate_report(verdicts: Any) -> list[str]:
-    """Return one line per verdict, the failing ones first."""
+def bedplate_report(verdicts: Any) -> str:
+    """Return what fails, with what to do, and the table of all verdicts, as one text."""
     return report(plain(verdicts))
+
+
+def bedplate_record(verdicts: Any, **about: Any) -> dict[str, Any]:
+    """Return what reports/<run>/<host>/verdicts.json holds, without secrets."""
+    try:
+        return record(plain(verdicts), **plain(about))
+    except (KeyError, ValueError) as error:
+        raise AnsibleFilterError(f"bedplate_record: {error}") from error
+
+
+def bedplate_drift(before: Any, layers: Any, plan: Any = None, simulated: bool = False) -> list[dict[str, Any]]:
+    """Return verdicts about what is installed, against the profile, the lock and the record of the build."""
+    found = drift(plain(before), plain(layers), plain(plan) or None, bool(simulated))
+    return [verdict.to_dict() for verdict in found]
+
+
+def bedplate_run_age(holder: Any) -> float:
+    """Return for how many seconds the run of a holder has been going on."""
+    return age_s(plain(holder))
 
 
 def bedplate_generation(state: Any, wanted: str) -> str:
@@ -34,6 +54,11 @@ def bedplate_generation(state: Any, wanted: str) -> str:
         return generation_named(plain(state), str(plain(wanted)))
     except BedplateError as error:
         raise AnsibleFilterError(str(error)) from error
+
+
+def bedplate_layers_of(layers: Any, profile: Any) -> list[dict[str, Any]]:
+    """Return the layers below the stack that a node must change to be on the profile of a generation again."""
+    return layers_to_go_back(plain(layers), plain(profile))
 
 
 class FilterModule:
@@ -45,5 +70,9 @@ class FilterModule:
             "bedplate_failure": bedplate_failure,
             "bedplate_failure_report": bedplate_failure_report,
             "bedplate_report": bedplate_report,
+            "bedplate_record": bedplate_record,
+            "bedplate_drift": bedplate_drift,
+            "bedplate_run_age": bedplate_run_age,
             "bedplate_generation": bedplate_generation,
+            "bedplate_layers_of": bedplate_layers_of,
         }

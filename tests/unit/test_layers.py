@@ -11,6 +11,7 @@ from generation_tools import HOLDER, A, B, check_settled, install, paths_in, pro
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bedplate.controller.nodes import layers_to_go_back
 from bedplate.node import generations as module
 from bedplate.node import layers
 from bedplate.node.generations import Generations, StateError
@@ -255,3 +256,26 @@ def test_hostile_layers_are_told_and_never_raise(value: Any) -> None:
         assert layers.to_undo({"layers": value}, "r1") is not None
         wanted = {"driver": {"version": "1"}, "toolkit": {"version": "1"}}
         layers.problems({"layers": value}, wanted, lambda _: {})
+
+
+PINS = {"version": "575.57.08", "flavour": "open"}
+
+
+@pytest.mark.parametrize(
+    ("entry", "record"),
+    [
+        (None, None),
+        ({"is": {**PINS, "source": "nvidia"}, "was": None, "to": None}, None),
+        (
+            {"is": {**NEW, "flavour": "open"}, "was": {**OLD, "flavour": "open"}, "to": None},
+            {**OLD, "flavour": "open"},
+        ),
+        ({"is": NEW, "was": None, "to": None}, {**PINS, "source": "nvidia"}),
+        ({"is": OLD, "was": None, "to": NEW}, {**OLD, "flavour": "open"}),
+        ({"is": None, "was": None, "to": NEW}, {**PINS, "source": "nvidia"}),
+    ],
+)
+def test_which_driver_belongs_to_a_generation(entry: Any, record: Any) -> None:
+    layers = {} if entry is None else {"driver": entry}
+    expected = [] if record is None else [{"layer": "driver", "record": record}]
+    assert layers_to_go_back(layers, {"driver": PINS, "toolkit": None}) == expected

@@ -15,6 +15,7 @@ PREFIX = "bedplate_"
 # What plays and roles set themselves, and what playbooks read before any role: no argument spec lists these.
 PLAY_VARIABLES = frozenset(
     {
+        "bedplate_baseline",
         "bedplate_before",
         "bedplate_begun",
         "bedplate_failure",
@@ -22,6 +23,7 @@ PLAY_VARIABLES = frozenset(
         "bedplate_plan",
         "bedplate_run",
         "bedplate_serial",
+        "bedplate_wanted",
     }
 )
 

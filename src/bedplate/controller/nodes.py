@@ -31,3 +31,29 @@ def generation_named(state: Mapping[str, Any], wanted: str) -> str:
             f"no verified generation `{wanted}` on this node{hint} Verified: {', '.join(known) or 'none'}."
         )
     return max(of_profile, key=lambda name: verified[name]["verified"])
+
+
+def layers_to_go_back(layers: Mapping[str, Mapping[str, Any]], profile: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the layers below the stack that a node must change to be on *profile* again, the newest first.
+
+    Args:
+        layers: the part ``layers`` of the node's journal.
+        profile: the profile.json that a generation carries; its blocks driver and toolkit may be None.
+
+    Returns:
+        A dict with ``layer`` and ``record`` for each layer that Bedplate manages on the node and that differs. The
+        record is the one that the journal remembers when it is of that version, with its exact packages; else what
+        the profile pins, from the source in use.
+    """
+    changes = []
+    for layer in ("toolkit", "driver"):
+        pins, entry = profile.get(layer), layers.get(layer)
+        if not pins or not entry or not (entry["is"] or entry["to"]):
+            continue
+        now = entry["is"] or {}
+        if entry["to"] is None and all(now.get(key, value) == value for key, value in pins.items()):
+            continue
+        remembered = [record for record in (now, entry["was"] or {}) if record.get("version") == pins["version"]]
+        source = {key: (now or entry["to"])[key] for key in ("source",) if key in (now or entry["to"])}
+        changes.append({"layer": layer, "record": {**source, **(remembered[0] if remembered else {}), **pins}})
+    return changes
