@@ -13,6 +13,7 @@ from .abi_cli import app as abi_app
 from .locking import make_lock, record_abi
 from .profile_cli import app as profile_app
 from .profiles import load_profile
+from .report_cli import report
 from .resolver import Sources, Upgrade
 from .schema import LockedFile
 from .terminal import ErrorGroup, ProfilesOption, TargetOption, err, gigabytes, say
@@ -153,6 +154,9 @@ def fetch(
 
         fetching.fetch(profile, plan, index_url or fetching.default_index(), progress, done)
     say(f"All {len(files)} files are in {directory}, each with the locked sha256.")
+
+
+app.command()(report)
 
 
 if __name__ == "__main__":

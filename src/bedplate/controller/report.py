@@ -1,16 +1,36 @@
-"""What a person reads at the end of a run: the reason of a failure, the outcome, a line per check."""
+"""What a person reads at the end of a run: why a host failed, where it is now, and a table of what was checked.
+
+The text is made of lines, a line of pieces with a style each. Ansible shows them without colours, the command
+`bedplate report` with colours where it writes to a terminal; both say the same.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from bedplate.node.verdicts import Verdict, failing, sentence
+from bedplate.node.evidence import redact, redact_value
+from bedplate.node.verdicts import ACCEPTED_STATUSES, CODES, STATUSES, Verdict, failing, sentence, worst
 
 # Longest first words of a tool's output that still fit a terminal; the whole text is in Ansible's own output.
 OUTPUT_TAIL_LINES = 12
+SCHEMA = 1
+OUTCOMES = ("verified", "failed", "rolled_back", "needs_person")
+COLUMN_LIMIT = 44  # characters of a column of the table
+FIGURE_LIMIT = 72
 
 JsonDict = Mapping[str, Any]
+Line = list[tuple[str, str]]  # pieces of text, each with a style of rich; "" for none
+
+# Control characters but for line feed and tab, and those that change the direction of writing (Unicode, UAX 9).
+_STEERING = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160), *range(8234, 8239), *range(8294, 8298)), "�")
+_STYLES = {"pass": "green", "warn": "yellow", "skipped": "dim"}
+_BAD_STYLE = "bold red"
+
+
+# ---- a failed task ----------------------------------------------------------------------------------------------
 
 
 def failure(result: JsonDict, task: str) -> dict[str, Any]:
@@ -22,12 +42,13 @@ def failure(result: JsonDict, task: str) -> dict[str, Any]:
 
     Returns:
         ``task``, ``reason`` (what is recorded on the node and shown: the sentences of the failing verdicts
-        when there are any, else the message and the end of the tool's error output) and ``verdicts`` (list
-        of dicts).
+        when there are any, else the message and the end of the tool's error output), ``verdicts`` (list
+        of dicts) and ``needs_reboot`` (nothing stands in the way but a reboot).
     """
     verdicts = [Verdict.from_dict(verdict) for verdict in result.get("verdicts", [])]
     sentences = [sentence(verdict) for verdict in failing(verdicts)]
     return {
+        "needs_reboot": {verdict.status for verdict in failing(verdicts)} == {"needs-reboot"},
         "task": task or "a task",
         "reason": "\n".join(sentences) or _tool_output(result),
         "verdicts": [verdict.to_dict() for verdict in verdicts],
@@ -65,17 +86,178 @@ def failure_report(failure: JsonDict, outcome: JsonDict, wanted: str) -> str:
                 *broken,
             ]
         else:
-            lines.append(f"The node is on {outcome['current']}, verified again{mark}:")
-            lines += report(outcome["verdicts"])
+            lines += [f"The node is on {outcome['current']}, verified again{mark}:", as_text(table(after))]
     return "\n".join(lines)
 
 
-def report(verdicts: Sequence[JsonDict]) -> list[str]:
-    """Return one line per verdict: status, layer, subject and message, the failing ones first."""
-    ordered = [Verdict.from_dict(verdict) for verdict in verdicts]
-    bad = failing(ordered)
-    good = [verdict for verdict in ordered if verdict not in bad]
-    return [
-        f"{v.status:<12} {v.layer:<8} {v.subject}: {v.message}" + (" [simulated]" if v.simulated else "")
-        for v in [*bad, *good]
+# ---- the record of a run on a host ------------------------------------------------------------------------------
+
+
+def record(verdicts: Sequence[JsonDict], **about: Any) -> dict[str, Any]:
+    """Return what reports/<run>/<host>/verdicts.json holds; `bedplate report` reads it.
+
+    verdicts: dicts of verdicts. about: host, run_id, kind ("verify", "provision", "rollback"), profile,
+    generation, finished (ISO 8601), reason (why the run failed), evidence (file name of the archive), outcome
+    (one of ``OUTCOMES``; empty: from the verdicts). Secrets are left out, see bedplate.node.evidence.
+
+    Raises ValueError for verdicts of another shape or an unknown outcome.
+    """
+    checked = [Verdict.from_dict(verdict) for verdict in verdicts]
+    outcome = about.get("outcome") or ("failed" if failing(checked) or about.get("reason") else "verified")
+    if outcome not in OUTCOMES:
+        raise ValueError(f"unknown outcome {outcome!r}; known: {', '.join(OUTCOMES)}")
+    texts = ("host", "run_id", "kind", "profile", "generation", "finished", "evidence")
+    return {
+        "schema": SCHEMA,
+        **{name: str(about.get(name) or "") for name in texts},
+        "outcome": outcome,
+        "status": worst(checked),
+        "simulated": any(verdict.simulated for verdict in checked),
+        "reason": redact(str(about.get("reason") or "")),
+        "verdicts": [redact_value(verdict.to_dict()) for verdict in checked],
+    }
+
+
+def has_failed(host: JsonDict) -> bool:
+    """Tell whether a record is of a host on which the run failed."""
+    return host["outcome"] != "verified" or bool(failing(Verdict.from_dict(verdict) for verdict in host["verdicts"]))
+
+
+def age_s(holder: JsonDict, proc: Path = Path("/proc")) -> float:
+    """Return for how many seconds the run of a holder (bedplate.controller.holder) has been going on here.
+
+    From the start time in clock ticks since boot (proc(5), stat, field 22) and the machine's uptime.
+    """
+    uptime = float((proc / "uptime").read_text(encoding="ascii").split()[0])
+    return max(uptime - int(holder["pid_start"]) / os.sysconf("SC_CLK_TCK"), 0.0)
+
+
+# ---- text -------------------------------------------------------------------------------------------------------
+
+
+def report(verdicts: Sequence[JsonDict]) -> str:
+    """Return the text about verdicts: what fails first, with what to do, then the table of all."""
+    checked = [Verdict.from_dict(verdict) for verdict in verdicts]
+    return as_text([*_summary(checked), *findings(checked), *table(checked)])
+
+
+def host_lines(host: JsonDict) -> list[Line]:
+    """Return the lines about one host, from its record."""
+    checked = [Verdict.from_dict(verdict) for verdict in host["verdicts"]]
+    bad = has_failed(host)
+    words = [host["kind"], host["generation"] or host["profile"], host["finished"]]
+    lines: list[Line] = [
+        [
+            (host["host"], "bold"),
+            ("  ", ""),
+            (host["outcome"].replace("_", " ").upper() if bad else host["outcome"], _BAD_STYLE if bad else "green"),
+            ("  " + "  ".join(word for word in words if word), ""),
+        ]
     ]
+    lines += _summary(checked)
+    told = {sentence(verdict) for verdict in failing(checked)}
+    reason = [text for text in host["reason"].splitlines() if text and text not in told]
+    if reason:
+        lines += [[], *([(f"  {text}", "")] for text in reason)]
+    lines += [*findings(checked), *table(checked)]
+    if host["evidence"]:
+        lines += [[], [(f"Evidence: {host['evidence']}", "")]]
+    return lines
+
+
+def _summary(verdicts: Sequence[Verdict]) -> list[Line]:
+    """Return the line with the numbers of checks, such as "7 checks: 1 fail, 6 pass"."""
+    statuses = [_result(verdict) for verdict in verdicts]
+    order = sorted(set(statuses), key=lambda status: STATUSES.index(status.partition(" ")[0]), reverse=True)
+    parts = ", ".join(f"{statuses.count(status)} {status}" for status in order)
+    mark = " (simulated GPU node)" if any(verdict.simulated for verdict in verdicts) else ""
+    return [[(f"{len(statuses)} check{'' if len(statuses) == 1 else 's'}: {parts or 'none'}{mark}", "")]]
+
+
+def _result(verdict: Verdict) -> str:
+    """Return the status for a person; a failure that was there before says so."""
+    return f"{verdict.status} (before)" if verdict.preexisting else verdict.status
+
+
+def _style(verdict: Verdict) -> str:
+    return "yellow" if verdict.preexisting else _STYLES.get(verdict.status, _BAD_STYLE)
+
+
+def findings(verdicts: Sequence[Verdict]) -> list[Line]:
+    """Return what stands in the way, then what was there before, then the warnings: sentence and next step."""
+    in_the_way = failing(verdicts)
+    before = [verdict for verdict in failing(verdicts, preexisting=True) if verdict.preexisting]
+    lines: list[Line] = []
+    for verdict in [*in_the_way, *before, *(verdict for verdict in verdicts if verdict.status == "warn")]:
+        lines += [
+            [],
+            [
+                (_result(verdict).upper(), _style(verdict)),
+                (f"  {verdict.subject}", "bold"),
+                (f"  {verdict.code} ({verdict.layer})", "dim"),
+            ],
+            [(_indented(verdict.message), "")],
+        ]
+        if verdict.action:
+            lines.append([("  Do: ", "bold"), (_indented(verdict.action).lstrip(), "")])
+        if verdict.status not in ACCEPTED_STATUSES and CODES[verdict.code].rollback_helps and not verdict.preexisting:
+            lines.append([(f"  Going back to the previous {verdict.layer} can help.", "dim")])
+    return lines
+
+
+def table(verdicts: Sequence[Verdict]) -> list[Line]:
+    """Return a table of the verdicts, a line each: layer, check, subject, result, figure."""
+    if not verdicts:
+        return []
+    rows = [("layer", "check", "subject", "result", "figure")]
+    rows += [(v.layer, v.code, _cut(v.subject, COLUMN_LIMIT), _result(v), figure(v)) for v in verdicts]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    styles = ["bold", *map(_style, verdicts)]
+    lines: list[Line] = [[]]
+    for row, style in zip(rows, styles, strict=True):
+        cells = [cell.ljust(width) for cell, width in zip(row[:4], widths, strict=True)]
+        start, result = "  ".join(cells[:3]) + "  ", cells[3]
+        plain = style if row is rows[0] else ""
+        lines.append([(start, plain), (result, style), (f"  {row[4]}" if row[4] else "", plain)])
+    return lines
+
+
+def figure(verdict: Verdict) -> str:
+    """Return the number that says most about a verdict, or why the check did not run; empty when there is none."""
+    found = verdict.evidence
+    if verdict.status == "skipped":
+        return _cut(verdict.message, FIGURE_LIMIT)
+    if isinstance(found.get("busbw_gbps"), (int, float)):
+        return f"{found['busbw_gbps']:.2f} GB/s"
+    seen, expected = found.get("seen"), found.get("expected")
+    if isinstance(seen, int) and isinstance(expected, int):
+        return f"{seen} of {expected}"
+    if isinstance(found.get("judged"), int) and isinstance(found.get("files"), int):
+        return f"{found['judged']} of {found['files']} files"
+    seconds = found.get("seconds")
+    parts = [found["version"]] if isinstance(found.get("version"), str) else []
+    parts += [f"{seconds:.1f} s"] if isinstance(seconds, (int, float)) else []
+    if not parts and isinstance(seen, str):
+        parts = [seen]
+    return _cut(", ".join(parts), FIGURE_LIMIT)
+
+
+def _indented(text: str) -> str:
+    """Return a text with two blanks before each of its lines."""
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _cut(text: str, limit: int) -> str:
+    """Return the first line of a text, at most *limit* characters of it."""
+    first = text.strip().partition("\n")[0]
+    return first if len(first) <= limit else f"{first[: limit - 3]}..."
+
+
+def tidy(text: str) -> str:
+    """Return a text without the characters that steer a terminal: nodes and packages wrote parts of it."""
+    return text.translate(_STEERING)
+
+
+def as_text(lines: Sequence[Line]) -> str:
+    """Return the lines without their styles."""
+    return "\n".join(tidy("".join(piece for piece, _ in line)).rstrip() for line in lines)
