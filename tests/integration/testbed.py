@@ -141,14 +141,17 @@ def wheel_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "bedplate" / "wheels"
 
 
-def make_nodes(folder: Path, prefix: str, count: int, wheels: Path, profiles: Path) -> Iterator[list[Node]]:
-    """Create nodes, yield them, remove them."""
+def make_nodes(
+    folder: Path, prefix: str, count: int, wheels: Path, profiles: Path, kind: str = "plain"
+) -> Iterator[list[Node]]:
+    """Create nodes of a kind (playbooks/nodes/vars), yield them, remove them."""
     (folder / "group_vars").symlink_to(ROOT / "inventories" / "demo" / "group_vars")
     (folder / "hosts.yml").symlink_to(ROOT / "inventories" / "demo" / "hosts.yml")
     variables = json.dumps(
         {
             "nodes_prefix": prefix,
             "nodes_count": count,
+            "nodes_kind": kind,
             "nodes_inventory_dir": str(folder),
             "nodes_wheels_dir": str(wheels),
         }

@@ -1,6 +1,10 @@
 #!/usr/bin/env bash
 # Build the image of a test node, and print its name: localhost/bedplate-node:<hash>.
 #
+#   build_image.sh           a plain node
+#   build_image.sh driver    the same with DKMS, a compiler and the headers of a kernel: what a driver is built with.
+#                            Its name is localhost/bedplate-node-driver:<hash>.
+#
 # A node is a whole Debian (or Ubuntu) with systemd and sshd, made from the packages of the release this machine runs,
 # through the sources this machine's apt already uses. On top come stand-ins for a GPU driver (tests/fakegpu), in this
 # image only. The hash covers everything that goes in, so an unchanged image is found, not built.
@@ -8,19 +12,27 @@
 set -euo pipefail
 export LC_ALL=C
 
-readonly IMAGE=localhost/bedplate-node
+readonly KIND=${1:-plain}
 readonly ME=$(readlink -f "$0")
 readonly HERE=${ME%/*}
 readonly FAKEGPU=$HERE/../fakegpu
 
 # What every GPU host has before anyone provisions it. Not libnuma1: a profile's system_packages must bring that.
-readonly PACKAGES=(
+PACKAGES=(
   systemd systemd-sysv dbus                    # the node boots, and reboots (through logind), like a machine
   openssh-server sudo acl                      # Ansible's way in; acl lets it become an unprivileged user
   python3 python3-apt python3-debian           # Ansible's modules, apt and deb822_repository among them
   ca-certificates gpg                          # apt and uv over https
   iproute2 kmod procps util-linux              # ip, modinfo, ps, flock
 )
+
+# One name for each kind, so that the images of one are never taken for old ones of the other.
+case $KIND in
+  plain) IMAGE=localhost/bedplate-node ;;
+  driver) IMAGE=localhost/bedplate-node-driver ;;
+  *) printf 'build_image.sh: unknown kind of node %s: plain or driver\n' "$KIND" >&2; exit 2 ;;
+esac
+readonly IMAGE
 
 die() { printf 'build_image.sh: %s\n' "$*" >&2; exit 1; }
 
@@ -30,16 +42,18 @@ done
 # shellcheck source=/dev/null
 . /etc/os-release
 case ${ID:-} in
-  debian) origin=Debian components='main|contrib|non-free|non-free-firmware' ;;
-  ubuntu) origin=Ubuntu components='main|restricted|universe|multiverse' ;;
+  debian) origin=Debian components='main|contrib|non-free|non-free-firmware' headers=linux-headers-amd64 ;;
+  ubuntu) origin=Ubuntu components='main|restricted|universe|multiverse' headers=linux-headers-generic ;;
   *) die "this machine runs ${ID:-an unknown system}; node images are built on Debian or Ubuntu, from their own packages" ;;
 esac
+
+[ "$KIND" = plain ] || PACKAGES+=(dkms "$headers")
 
 # One build at a time; the second one finds the first one's image. --close: nothing podman leaves running holds the lock.
 if [ -z "${BEDPLATE_IMAGE_LOCKED:-}" ]; then
   cache=${XDG_CACHE_HOME:-$HOME/.cache}/bedplate
   mkdir -p "$cache"
-  BEDPLATE_IMAGE_LOCKED=yes exec flock --close "$cache" "$ME"
+  BEDPLATE_IMAGE_LOCKED=yes exec flock --close "$cache" "$ME" "$KIND"
 fi
 
 # The distribution's own entries for this release, as apt itself reads them (deb822 or one-line, any file); others have
@@ -161,8 +175,6 @@ log=$(chroot "$1" update-ca-certificates 2>&1) || { echo "$log" >&2; exit 1; }
 rm -f "$1"/etc/ssh/ssh_host_*
 : >"$1/etc/machine-id"
 rm -f "$1/var/lib/dbus/machine-id"
-# 50 MB of package lists that a node fetches again anyway; mmdebstrap's own cleaning does not always catch them.
-find "$1/var/lib/apt/lists" -type f -delete
 CUSTOMIZE
 chmod +x "$work/customize"
 

@@ -388,7 +388,7 @@ class Policy:
 def parse_policy(output: str) -> dict[str, Policy]:
     """Return what ``apt-cache policy NAME...`` says of each package (apt 2.6)."""
     found = {}
-    for name, text in re.findall(r"^(\S+):\n((?:  .*\n?)*)", output, re.MULTILINE):
+    for name, text in re.findall(r"^(\S+):\n((?: .*\n?)*)", output, re.MULTILINE):
         values = {
             key: "" if value == "(none)" else value for key, value in re.findall(r"^  (\w+): (.*)", text, re.MULTILINE)
         }
