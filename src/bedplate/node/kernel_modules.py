@@ -282,10 +282,10 @@ def kernels(root: Sysroot) -> dict[str, Any]:
     images = {name for name in images if "rescue" not in name and not name.endswith((".old", ".bak", ".dpkg-bak"))}
     images |= {name for name in modules if root.exists(f"/lib/modules/{name}/vmlinuz")}
     running = root.line("/proc/sys/kernel/osrelease") or (os.uname().release if root.root == "/" else None)
-    return {"running": running, "bootable": sorted(images or modules, key=_natural), "images": bool(images)}
+    return {"running": running, "bootable": sorted(images or modules, key=natural), "images": bool(images)}
 
 
-def _natural(release: str) -> list[Any]:
+def natural(release: str) -> list[Any]:
     """Return a key that sorts kernel releases by their numbers."""
     return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", release) if part]
 
