@@ -60,6 +60,11 @@ def codes(result: dict[str, Any]) -> list[tuple[str, str]]:
     return [(verdict["code"], verdict["status"]) for verdict in result["verdicts"]]
 
 
+def ran(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what was not skipped; the tiny stack has neither NCCL nor flashinfer to judge."""
+    return [pair for pair in codes(result) if pair[1] != "skipped"]
+
+
 def test_a_bare_node_skips_every_layer_with_a_reason(verify: Run) -> None:
     result = verify(generation="/nonexistent/generation")
     assert codes(result) == [
@@ -75,7 +80,7 @@ def test_a_bare_node_skips_every_layer_with_a_reason(verify: Run) -> None:
 
 def test_a_good_stack_passes_in_check_mode_too_and_says_simulated(verify: Run, good: Path) -> None:
     result = verify(generation=str(good), check=True, **STACK)
-    assert codes(result) == [("import.ok", "pass"), ("import.ok", "pass"), ("collective.ok", "pass")]
+    assert ran(result) == [("import.ok", "pass"), ("import.ok", "pass"), ("collective.ok", "pass")]
     assert (result["status"], result["simulated"]) == ("pass", True)
     assert all(verdict["simulated"] for verdict in result["verdicts"])
     assert "simulated" not in verify(generation=str(good), simulated=False, **STACK)["verdicts"][0]
@@ -86,7 +91,7 @@ def test_strict_fails_with_the_first_failing_sentence_and_all_verdicts(verify: R
     result = verify(generation=str(generation), **STACK)
     assert result["failed"]
     assert result["msg"].startswith("sgl_kernel: common_ops.abi3.so needs c10::cuda::c10_cuda_check_implementation(")
-    assert codes(result) == [("import.ok", "pass"), ("import.undefined_symbol", "fail"), ("collective.ok", "pass")]
+    assert ran(result) == [("import.ok", "pass"), ("import.undefined_symbol", "fail"), ("collective.ok", "pass")]
     lenient = verify(generation=str(generation), strict=False, **STACK)
     assert not lenient.get("failed")
     assert (lenient["status"], lenient["msg"]) == ("fail", result["msg"])
@@ -96,7 +101,7 @@ def test_without_torch_the_collective_is_skipped(verify: Run, tiny: Path, tmp_pa
     generation = tiny_stack.make_generation(tmp_path / "g", tiny, torch="")
     result = verify(generation=str(generation), strict=False, **STACK)
     assert codes(result)[0] == ("import.missing_module", "fail")
-    assert codes(result)[2] == ("collective.unavailable", "skipped")
+    assert ("collective.unavailable", "skipped") in codes(result)
 
 
 def test_a_generation_without_an_interpreter_is_broken_and_not_absent(verify: Run, tmp_path: Path) -> None:
@@ -106,7 +111,7 @@ def test_a_generation_without_an_interpreter_is_broken_and_not_absent(verify: Ru
 
 
 def test_only_the_checks_that_are_asked_for(verify: Run, good: Path) -> None:
-    assert codes(verify(generation=str(good), checks=["imports"], **{**STACK, "imports": ["torch"]})) == [
+    assert ran(verify(generation=str(good), checks=["imports"], **{**STACK, "imports": ["torch"]})) == [
         ("import.ok", "pass")
     ]
     assert codes(verify(layers=["driver"], checks=["driver"])) == [("driver.not_managed", "skipped")]
@@ -137,13 +142,9 @@ def ansible(module: str, arguments: dict[str, Any], python: str) -> dict[str, An
 def test_out_of_the_zip_that_ansible_ships(good: Path, tools: Path) -> None:
     options = {**STACK, "generation": str(good), "user": "", "tools": str(tools), "layers": ["driver", "stack"]}
     result = ansible("bedplate_verify", options, sys.executable)
-    assert codes(result) == [
-        ("driver.not_managed", "skipped"),
-        ("gpu.count", "skipped"),
-        ("import.ok", "pass"),
-        ("import.ok", "pass"),
-        ("collective.ok", "pass"),
-    ], result
+    expected = [("import.ok", "pass"), ("import.ok", "pass"), ("collective.ok", "pass")]
+    assert [pair for pair in ran(result) if pair[0].startswith(("import", "collective"))] == expected, result
+    assert codes(result)[:2] == [("driver.not_managed", "skipped"), ("gpu.count", "skipped")]
     assert "PYNVML" not in str(result["verdicts"][1]["evidence"])  # the NVML child came out of the zip, too
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from . import driver, gpu, host, toolkit
 from .child import read_environment
-from .collective import check_collective
+from .collective import busy_gpus, check_collective
 from .imports import check_imports
+from .stack import check_stack
 from .verdicts import Verdict, blame, simulated
 
 # What is said of a layer that is not verified: never "pass".
@@ -120,6 +121,13 @@ def _stack(options: Mapping[str, Any], checks: list[str]) -> list[Verdict]:
     verdicts: list[Verdict] = []
     if "imports" in checks:
         verdicts += check_imports(options["imports"], timeout_s=options["import_timeout"], **shared)
+        verdicts += check_stack(
+            verdicts,
+            generation=str(generation),
+            environment=shared["environment"],
+            user=options["user"],
+            arch=options["expect"].get("arch") or "",
+        )
     if "collective" in checks:
         torch = next((v for v in verdicts if v.subject == "torch" and v.status == "fail"), None)
         if torch:
@@ -127,14 +135,7 @@ def _stack(options: Mapping[str, Any], checks: list[str]) -> list[Verdict]:
             message = "It did not run, because torch does not import."
             verdicts.append(Verdict("collective.unavailable", "skipped", "stack", subject, message))
         else:
-            verdicts += check_collective(
-                backend=collective["backend"],
-                ranks=collective["ranks"],
-                max_bytes=collective["max_bytes"],
-                timeout_s=collective["timeout_s"],
-                min_busbw_gbps=collective["min_busbw_gbps"],
-                **shared,
-            )
+            verdicts += check_collective(collective, busy=lambda: busy_gpus(gpu.query(options["tools"])), **shared)
     return verdicts
 
 
