@@ -1,11 +1,11 @@
-"""The collective probe: import torch once, fork the ranks of each rank count, and have them all-reduce.
+"""The collective probe: import torch once, fork the ranks of each group, and have them communicate.
 
 Runs in the interpreter of the generation through child.py. Besides the standard library it uses only
 ``torch`` and ``torch.distributed``, and of those only what DESIGN's tiny stand-in has, too.
 
 Why fork: importing torch is what this check costs, seconds of a CPU for each process. Here it is imported
 once and every rank is a fork of that process, made before anything touched CUDA, which is when forking is
-allowed. Each rank count gets fresh processes, a rendezvous and a process group of its own; nothing of a
+allowed. Each group gets fresh processes, a rendezvous and a process group of its own; nothing of a
 smaller or larger group is reused (``new_group`` would share the transport set up for the largest), because
 a pass at 8 ranks proves nothing about 2.
 """
@@ -41,8 +41,8 @@ DTYPES = {"int64": (8, 1 << 48), "float32": (4, 1 << 24), "bfloat16": (2, 256)}
 FAILURE_GRACE_S = 2.0  # after a rank has failed: time for the others to say what they saw
 PRINT_S = 1.0  # for all ranks together: time to print where they are
 KILL_GRACE_S = 5.0  # after SIGKILL: time for the kernel to end a process
-REPEATS = 5  # timed all-reduces at the largest size
-REPEAT_LIMIT_S = 5.0  # but no new one after this many seconds
+REPEAT_LIMIT_S = 5.0  # no new repeat at a size after this many seconds
+LONG_BYTES = 1 << 20  # sizes from which on the ranks agree whether that limit is over
 
 
 class UnavailableError(Exception):
@@ -105,21 +105,27 @@ def first_difference(torch: Any, got: Any, want: Any) -> int:
 
 
 def run_rank(
-    torch: Any, config: dict[str, Any], rank: int, ranks: int, rendezvous: str, note: Callable[[str], None]
+    torch: Any,
+    config: dict[str, Any],
+    group: dict[str, Any],
+    rank: int,
+    rendezvous: str,
+    note: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Be one rank: meet the others, all-reduce every size and type, compare, time the largest.
+    """Be one rank: meet the others, communicate at every size and type, compare, and time float32.
 
-    Returns {"wrong": [{dtype, bytes, index, got, want}], "seconds": [of each timed all-reduce]}. A rank that
-    found a wrong sum goes on, or the others would wait for it.
+    Returns {"wrong": [{operation, dtype, bytes, index, got, want}], "seconds": {operation: {bytes: [of each
+    repeat]}}}. A rank that found a wrong value goes on, or the others would wait for it.
     """
     dist = torch.distributed
+    ranks = len(group["gpus"])
     device, synchronize = "cpu", _nothing
     if config["backend"] == "nccl":
-        count = torch.cuda.device_count()
-        if count < ranks:
+        gpu, count = group["gpus"][rank], torch.cuda.device_count()
+        if count <= max(group["gpus"]):
             raise UnavailableError(f"{ranks} ranks need a GPU each, and torch sees {count}")
-        torch.cuda.set_device(rank)
-        device, synchronize = f"cuda:{rank}", torch.cuda.synchronize
+        torch.cuda.set_device(gpu)
+        device, synchronize = f"cuda:{gpu}", torch.cuda.synchronize
     note("meeting the other ranks")
     dist.init_process_group(
         config["backend"],
@@ -129,44 +135,100 @@ def run_rank(
         # Beyond the limit of the caller: whoever hangs is to be found hanging, with its stage.
         timeout=timedelta(seconds=2 * config["timeout_s"]),
     )
-    all_sizes = sizes(config["max_bytes"])
     wrong: list[dict[str, Any]] = []
-    seconds: list[float] = []
-    for name, (width, _) in DTYPES.items():
-        note(f"preparing {name}")
-        dtype = getattr(torch, name)
-        contributions = [values(name, other, ranks) for other in range(ranks)]
-        source_bytes = tile(pack(name, contributions[rank]), all_sizes[-1])
-        want_bytes = tile(pack(name, [sum(column) for column in zip(*contributions)]), all_sizes[-1])
-        source = torch.frombuffer(source_bytes, dtype=dtype).to(device)
-        want = torch.frombuffer(want_bytes, dtype=dtype).to(device)
-        work = source.clone()
-        for size in all_sizes:
-            end = size // width
-            timed = name == "float32" and size == all_sizes[-1]
-            began = time.monotonic()
-            for repeat in range(1 + (REPEATS if timed else 0)):  # the first one is the warm-up
-                note(f"all-reduce of {size} bytes of {name}" + (f", repeat {repeat}" if repeat else ""))
-                work[:end].copy_(source[:end])
-                if timed:
+    seconds: dict[str, dict[int, list[float]]] = {operation: {} for operation in config["operations"]}
+    for dtype in DTYPES:
+        note(f"preparing {dtype}")
+        data = Data(torch, dtype, rank, ranks, config, device)
+        for operation in config["operations"]:
+            for size in sizes(config["max_bytes"]):
+                call, check = data.prepare(operation, size)
+                repeats = config["repeats"] if dtype == "float32" else 0
+                began = time.monotonic()
+                for repeat in range(1 + repeats):  # the first one is the warm-up
+                    text = f"{operation.replace('_', '-')} of {size} bytes of {dtype}"
+                    note(text + (f", repeat {repeat}" if repeat else ""))
+                    data.reset(operation, size)
+                    if repeat:
+                        synchronize()
+                        dist.barrier()
+                    start = time.monotonic()
+                    call()
                     synchronize()
-                    dist.barrier()
-                start = time.monotonic()
-                dist.all_reduce(work[:end])
-                synchronize()
-                if repeat:
-                    seconds.append(time.monotonic() - start)
-                if not torch.equal(work[:end], want[:end]):
-                    index = first_difference(torch, work[:end], want[:end])
-                    found = {"dtype": name, "bytes": size, "index": index}
-                    wrong.append({**found, "got": _plain(work[index]), "want": _plain(want[index])})
-                # All ranks must agree on how many they do, so the clock of one cannot decide.
-                if timed and _too_long(torch, dist, device, time.monotonic() - began):
-                    break
+                    if repeat:
+                        seconds[operation].setdefault(size, []).append(time.monotonic() - start)
+                    found = check()
+                    if found:
+                        wrong.append({"operation": operation, "dtype": dtype, "bytes": size, **found})
+                    # All ranks must agree on how many they do, so the clock of one cannot decide.
+                    if repeat and size >= LONG_BYTES and _too_long(torch, dist, device, time.monotonic() - began):
+                        break
     note("leaving")
     dist.barrier()
     dist.destroy_process_group()
     return {"wrong": wrong[:10], "seconds": seconds}
+
+
+class Data:
+    """What one rank sends in one type, and what it must receive.
+
+    A size is that of nccl-tests: the whole buffer of an all-reduce, the output of an all-gather, the input of
+    a reduce-scatter; a rank's share of the last two is a multiple of 8 bytes, at least 8.
+    """
+
+    def __init__(self, torch: Any, dtype: str, rank: int, ranks: int, config: dict[str, Any], device: str) -> None:
+        """Make the patterns of all ranks; ``config`` is that of ``main``."""
+        self.torch, self.rank, self.ranks = torch, rank, ranks
+        self.width = DTYPES[dtype][0]
+        length = max(sizes(config["max_bytes"])[-1], 8 * ranks)
+
+        def tensor(numbers: list[int], size: int) -> Any:
+            return torch.frombuffer(tile(pack(dtype, numbers), size), dtype=getattr(torch, dtype)).to(device)
+
+        contributions = [values(dtype, other, ranks) for other in range(ranks)]
+        self.source = tensor(contributions[rank], length)
+        self.total = tensor([sum(column) for column in zip(*contributions)], length)
+        self.shares = (
+            [tensor(numbers, max(8, length // ranks)) for numbers in contributions]
+            if "all_gather" in config["operations"]
+            else []
+        )
+        self.work = self.source.clone()
+
+    def reset(self, operation: str, size: int) -> None:
+        """Put into the work buffer what is to be reduced, or else what is no right answer."""
+        end = max(size, 8 * self.ranks) // self.width
+        self.work[:end].copy_((self.total if operation == "all_gather" else self.source)[:end])
+
+    def prepare(self, operation: str, size: int) -> tuple[Callable[[], Any], Callable[[], dict[str, Any] | None]]:
+        """Return what calls the operation, and what then compares the result."""
+        dist, work, source = self.torch.distributed, self.work, self.source
+        end = size // self.width
+        if operation == "all_reduce":
+            return lambda: dist.all_reduce(work[:end]), lambda: self.compare([(work[:end], self.total[:end])])
+        share = max(8, size // self.ranks // 8 * 8) // self.width
+        if operation == "all_gather":
+            pairs = [(work[k * share : (k + 1) * share], self.shares[k][:share]) for k in range(self.ranks)]
+            mine = self.shares[self.rank][:share]
+            return (
+                lambda: dist.all_gather_into_tensor(work[: share * self.ranks], mine),
+                lambda: self.compare(pairs),
+            )
+        want = self.total[self.rank * share : (self.rank + 1) * share]
+        return (
+            lambda: dist.reduce_scatter_tensor(work[:share], source[: share * self.ranks]),
+            lambda: self.compare([(work[:share], want)]),
+        )
+
+    def compare(self, pairs: list[tuple[Any, Any]]) -> dict[str, Any] | None:
+        """Return {index, got, want} of the first element that differs, None when none does."""
+        passed = 0
+        for got, want in pairs:
+            if not self.torch.equal(got, want):
+                index = first_difference(self.torch, got, want)
+                return {"index": passed + index, "got": _plain(got[index]), "want": _plain(want[index])}
+            passed += len(want)
+        return None
 
 
 def _plain(element: Any) -> int | float | str:
@@ -195,10 +257,9 @@ def rank_process(torch: Any, config: dict[str, Any], arm: dict[str, Any], rank: 
     # On SIGTERM a rank prints its traceback and lives on: were it to end, the next one would find its
     # connection broken and no longer be where it hung.
     faulthandler.register(signal.SIGTERM, all_threads=True, chain=False)
-    os.environ.update(arm["environment"])
     name = f"{arm['name']}.{rank}"
     try:
-        result = run_rank(torch, config, rank, arm["ranks"], arm["rendezvous"], lambda text: stage(name, text))
+        result = run_rank(torch, config, arm, rank, arm["rendezvous"], lambda text: stage(name, text))
     except UnavailableError as error:
         result = {"unavailable": str(error)}
     except BaseException as error:  # noqa: BLE001  whatever ends a rank is its result
@@ -211,17 +272,19 @@ def rank_process(torch: Any, config: dict[str, Any], arm: dict[str, Any], rank: 
 
 
 def run_arm(torch: Any, config: dict[str, Any], arm: dict[str, Any], stage: Stage) -> dict[str, Any]:
-    """Fork the ranks of one rank count and wait for them, at most ``timeout_s`` seconds.
+    """Fork the ranks of one group and wait for them, at most ``timeout_s`` seconds.
 
-    Returns {"ranks": count, "arm": name, "timed_out": bool, "seconds": wall time, "results": one per rank};
-    a result is what ``run_rank`` returned, or has error, unavailable, signal or exit_code. ``time`` is when
-    it was noticed.
+    Returns {"arm": name, "ranks": count, "timed_out": bool, "seconds": wall time, "results": one per rank,
+    "shm": bytes of /dev/shm}. A result is what ``run_rank`` returned, or has error, unavailable, signal or
+    exit_code with ``time``, when it was noticed, or killed with idle_s, the seconds since its last stage began,
+    and unkillable.
     """
     began = time.monotonic()
+    shm = {"before": shm_bytes(config["shm"])}
     sys.stdout.flush()
     sys.stderr.flush()
     running: dict[int, int] = {}
-    for rank in range(arm["ranks"]):
+    for rank in range(len(arm["gpus"])):
         pid = os.fork()
         if pid == 0:
             try:
@@ -245,13 +308,33 @@ def run_arm(torch: Any, config: dict[str, Any], arm: dict[str, Any], stage: Stag
         if running and time.monotonic() > deadline:
             timed_out = not any(result and "seconds" not in result for result in results)
             for rank in running.values():
-                results[rank] = {"killed": True}
-            _kill(running)
+                results[rank] = {"killed": True, "idle_s": _idle_s(config, arm, rank)}
+            for rank in _kill(running):
+                results[rank]["unkillable"] = True
             break
         time.sleep(0.005)
+    shm["after"] = shm_bytes(config["shm"])
     elapsed = round(time.monotonic() - began, 3)
-    found = {"ranks": arm["ranks"], "arm": arm["name"], "timed_out": timed_out}
+    found = {"ranks": len(arm["gpus"]), "gpus": arm["gpus"], "arm": arm["name"], "timed_out": timed_out, "shm": shm}
     return {**found, "seconds": elapsed, "results": results}
+
+
+def shm_bytes(path: str) -> dict[str, int] | None:
+    """Return {total, free} of a file system in bytes, None when it is not there."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    return {"total": found.f_blocks * found.f_frsize, "free": found.f_bavail * found.f_frsize}
+
+
+def _idle_s(config: dict[str, Any], arm: dict[str, Any], rank: int) -> float | None:
+    """Return the seconds since a rank noted its last stage, None when it noted none."""
+    try:
+        noted = os.stat(os.path.join(config["directory"], f"stage-{arm['name']}.{rank}")).st_mtime
+    except OSError:
+        return None
+    return round(max(0.0, time.time() - noted), 3)
 
 
 def _rank_result(config: dict[str, Any], arm: dict[str, Any], rank: int, status: int) -> dict[str, Any]:
@@ -267,8 +350,11 @@ def _rank_result(config: dict[str, Any], arm: dict[str, Any], rank: int, status:
     return result
 
 
-def _kill(running: dict[int, int]) -> None:
-    """End ranks, {pid: rank}: have each print where it is, one after the other, then kill; do not wait for ever."""
+def _kill(running: dict[int, int]) -> list[int]:
+    """End ranks, {pid: rank}: have each print where it is, one after the other, then kill; do not wait for ever.
+
+    Returns the ranks that SIGKILL did not end: they hang in the kernel.
+    """
     for pid, rank in running.items():
         os.write(2, f"--- rank {rank} is here:\n".encode())
         os.kill(pid, signal.SIGTERM)
@@ -280,14 +366,15 @@ def _kill(running: dict[int, int]) -> None:
     while left and time.monotonic() < deadline:
         left = [pid for pid in left if not os.waitpid(pid, os.WNOHANG)[0]]
         time.sleep(0.005)
+    return [running[pid] for pid in left]
 
 
 def main(config: dict[str, Any], answer: Callable[[Any], None], stage: Stage) -> None:
-    """Run every rank count of ``config["ranks"]`` and answer after each.
+    """Run every group of ``config["groups"]`` and answer after each.
 
-    config: backend, ranks (counts), max_bytes, timeout_s, directory. Answer: {"unavailable": text} or
-    {"import_seconds", "versions", "arms": [of ``run_arm``]}. The first rank count that fails is the last one
-    run. A nccl group that ran out of time is run once more without P2P, to tell whether P2P is at fault.
+    config: backend, groups ([{name, gpus, pair}]), operations, max_bytes, repeats, timeout_s, shm (where shared
+    memory is), directory. Answer: {"unavailable": text} or {"import_seconds", "versions", "arms": [of
+    ``run_arm``]}. A group that fails is the last one that is no pair; one that runs out of time is the last.
     """
     stage("launcher", "importing torch")
     # The default action of SIGALRM ends this process even when it hangs in C code.
@@ -309,24 +396,16 @@ def main(config: dict[str, Any], answer: Callable[[Any], None], stage: Stage) ->
         "versions": {"torch": torch.__version__, "cuda": torch.version.cuda},
         "arms": [],
     }
-
-    def run(ranks: int, name: str, environment: dict[str, str]) -> dict[str, Any]:
-        stage("launcher", f"running {ranks} ranks")
-        arm = {
-            "ranks": ranks,
-            "name": name,
-            "environment": environment,
-            "launcher": os.getpid(),
-            "rendezvous": os.path.join(config["directory"], f"rendezvous-{name}"),
-        }
+    failed = False
+    for group in config["groups"]:
+        if failed and not group["pair"]:
+            continue
+        stage("launcher", f"running {len(group['gpus'])} ranks")
+        rendezvous = os.path.join(config["directory"], f"rendezvous-{group['name']}")
+        arm = {**group, "launcher": os.getpid(), "rendezvous": rendezvous}
         found = run_arm(torch, config, arm, stage)
         result["arms"].append(found)
         answer(result)
-        return found
-
-    for ranks in config["ranks"]:
-        found = run(ranks, f"{ranks}", {})
-        if backend == "nccl" and found["timed_out"]:
-            run(ranks, f"{ranks}-no-p2p", {"NCCL_P2P_DISABLE": "1"})
-        if any("seconds" not in item for item in found["results"]):
+        if found["timed_out"]:
             break
+        failed = failed or any("seconds" not in item for item in found["results"])

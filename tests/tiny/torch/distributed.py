@@ -1,4 +1,4 @@
-"""Bedplate test stand-in, not PyTorch: an all-reduce over the processes of one machine.
+"""Bedplate test stand-in, not PyTorch: collectives over the processes of one machine.
 
 Rank 0 listens on a loopback port and writes it to the file of the rendezvous; the others connect, send what
 they have, and get the sum back. The additions are C (native/torch_python.cpp): a wrong sum there is one here.
@@ -75,6 +75,28 @@ def all_reduce(tensor: Tensor) -> None:
     else:
         _peers[0].sendall(tensor.data)
         tensor.data[:] = _receive(_peers[0], len(tensor.data))
+
+
+def all_gather_into_tensor(output: Tensor, tensor: Tensor) -> None:
+    """Put the elements of all ranks one after the other, by rank, into the output on every rank."""
+    size = len(tensor.data)
+    if _rank == 0:
+        output.data[:size] = tensor.data
+        for number, peer in enumerate(_peers, 1):
+            output.data[number * size : (number + 1) * size] = _receive(peer, size)
+        for peer in _peers:
+            peer.sendall(output.data)
+    else:
+        _peers[0].sendall(tensor.data)
+        output.data[:] = _receive(_peers[0], len(output.data))
+
+
+def reduce_scatter_tensor(output: Tensor, tensor: Tensor) -> None:
+    """Put this rank's share of the sum over all ranks into the output; the input stays."""
+    total = tensor.clone()
+    all_reduce(total)
+    size = len(output.data)
+    output.data[:] = total.data[_rank * size : (_rank + 1) * size]
 
 
 def barrier() -> None:
