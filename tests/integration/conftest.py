@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from testbed import ROOT, Node, make_nodes, run
 
-TINY = ROOT / ".cache" / "tiny"
+# Not the directory of the Molecule scenarios: they run at the same time, and their nodes have it mounted.
+TINY = ROOT / ".cache" / "tiny-faults"
 
 
 @pytest.fixture(scope="session")
