@@ -136,6 +136,31 @@ def test_configuration_changes_all_or_one(survey) -> None:
     assert {gpu["ids"][0] for gpu in seen["gpus"]} == {0x290110DE}
 
 
+@pytest.mark.parametrize(
+    ("library", "loaded", "outcome"),
+    [
+        (None, None, "580.82.07"),
+        (None, "580.95.05\n", "580.95.05"),
+        ("580.95.05\n", "580.95.05\n", "580.95.05"),
+        ("580.95.05\n", None, "NVMLError_DriverNotLoaded"),
+        ("580.95.05\n", "", "NVMLError_DriverNotLoaded"),
+        ("580.95.05\n", "580.82.07\n", "NVMLError_LibRmVersionMismatch"),
+    ],
+)
+def test_library_and_loaded_module_have_versions_of_their_own(
+    survey, error, tmp_path: Path, library: str | None, loaded: str | None, outcome: str
+) -> None:
+    for name, text in (("library", library), ("loaded", loaded)):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+    config = f"count=1\nlibrary_file={tmp_path / 'library'}\nloaded_file={tmp_path / 'loaded'}\n"
+    if outcome.startswith("NVMLError"):
+        assert error(config, "nvml.nvmlInit()")[0] == outcome
+    else:
+        assert survey(config)["driver"] == outcome
+    assert survey(f"{config}driver_version=1.2.3\n")["driver"] == "1.2.3"
+
+
 def test_no_gpu(survey) -> None:
     assert survey("count=0\n")["gpus"] == []
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import pynvml
 import pytest
+from host_tree import healthy_nvml
 
 from bedplate.node import gpu
+from bedplate.node.verdicts import CODES
 
 FAKEGPU = Path(__file__).resolve().parents[1] / "fakegpu"
 PRO_6000 = ["10de:2bb1", "10de:2bb5"]
@@ -48,17 +50,7 @@ def test_a_healthy_node(query: Query) -> None:
     assert found["error"] is None
     assert found["driver_version"] == "580.82.07"
     assert len(found["gpus"]) == 8
-    assert found["gpus"][0] == {
-        "index": 0,
-        "name": "NVIDIA RTX PRO 6000 Blackwell Server Edition",
-        "uuid": "GPU-fa4e0000-0000-4000-8000-000000000000",
-        "bus_id": "00000000:01:00.0",
-        "pci_id": "10de:2bb5",
-        "memory_bytes": 97887 << 20,
-        "ecc": True,
-        "pcie_width": 16,
-        "pcie_width_max": 16,
-    }
+    assert found == healthy_nvml()
     assert codes(found, expected_driver_version="580.82.07") == [
         ("gpu.count", "pass"),
         ("gpu.ids", "pass"),
@@ -92,41 +84,123 @@ def test_another_driver_version(query: Query) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "name", "status"),
+    ("code", "name", "status", "action"),
     [
-        (9, "NVML_ERROR_DRIVER_NOT_LOADED", "fail"),
-        (18, "NVML_ERROR_LIB_RM_VERSION_MISMATCH", "needs-reboot"),
-        (999, "NVML_ERROR_UNKNOWN", "fail"),
+        (1, "NVML_ERROR_UNINITIALIZED", "fail", "dmesg"),
+        (4, "NVML_ERROR_NO_PERMISSION", "fail", "as root"),
+        (9, "NVML_ERROR_DRIVER_NOT_LOADED", "fail", "dkms status"),
+        (10, "NVML_ERROR_TIMEOUT", "fail", "reboot"),
+        (12, "NVML_ERROR_LIBRARY_NOT_FOUND", "fail", "install the driver"),
+        (17, "NVML_ERROR_OPERATING_SYSTEM", "fail", "cgroup"),
+        (18, "NVML_ERROR_LIB_RM_VERSION_MISMATCH", "needs-reboot", "reboot"),
+        (19, "NVML_ERROR_IN_USE", "fail", "lspci"),
+        (20, "NVML_ERROR_MEMORY", "fail", "memory"),
+        (23, "NVML_ERROR_INSUFFICIENT_RESOURCES", "fail", "resource"),
+        (27, "NVML_ERROR_NOT_READY", "inconclusive", "again"),
+        (999, "NVML_ERROR_UNKNOWN", "fail", "dmesg"),
     ],
 )
-@pytest.mark.parametrize("function", ["nvmlInit", "nvmlSystemGetDriverVersion", "nvmlDeviceGetCount"])
-def test_an_nvml_error_has_its_name(query: Query, function: str, code: int, name: str, status: str) -> None:
-    found = query(f"error.{function}={code}")
+def test_an_nvml_error_has_its_name(query: Query, code: int, name: str, status: str, action: str) -> None:
+    found = query(f"error.nvmlInit={code}")
     assert found["error"]["name"] == name
-    assert codes(found) == [("gpu.nvml_error", status)]
+    (verdict,) = gpu.judge(found, expected_count=8)
+    assert (verdict.code, verdict.status, verdict.layer) == ("gpu.nvml_error", status, "driver")
+    assert name in verdict.message
+    assert action in verdict.action
+
+
+@pytest.mark.parametrize("function", ["nvmlSystemGetDriverVersion", "nvmlDeviceGetCount"])
+def test_an_nvml_error_after_the_start(query: Query, function: str) -> None:
+    assert codes(query(f"error.{function}=18")) == [("gpu.nvml_error", "needs-reboot")]
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [(8, "fail"), (11, "fail"), (14, "fail"), (15, "needs-reset"), (16, "needs-reset"), (28, "needs-reset")],
+)
+def test_an_error_of_hardware_causes_no_rollback(query: Query, code: int, status: str) -> None:
+    """Even when all GPUs have it."""
+    verdicts = gpu.judge(query(f"error={code}"), expected_count=8)
+    broken = [verdict for verdict in verdicts if verdict.code == "gpu.hardware_error"]
+    assert [(verdict.status, verdict.layer) for verdict in broken] == [(status, "node")] * 8
+    assert not CODES["gpu.hardware_error"].rollback_helps
 
 
 def test_a_lost_gpu_is_named_and_the_others_are_reported(query: Query) -> None:
     found = query("gpu.5.error=15")
     lost, count, ids = gpu.judge(found, expected_count=8, expected_ids=PRO_6000)
-    assert (lost.code, lost.status, lost.subject) == ("gpu.nvml_error", "needs-reset", "GPU 5")
+    assert (lost.code, lost.status, lost.subject) == ("gpu.hardware_error", "needs-reset", "GPU 5")
     assert "NVML_ERROR_GPU_IS_LOST" in lost.message
     assert (count.status, ids.status) == ("pass", "pass")
 
 
-@pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetName"])
+def test_an_unknown_error_of_one_gpu_is_the_gpus(query: Query) -> None:
+    """The seven others work with the same driver; when all eight have it, it may be the driver."""
+    assert codes(query("gpu.5.error=999"))[0] == ("gpu.hardware_error", "fail")
+    assert codes(query("error=999"))[:8] == [("gpu.nvml_error", "fail")] * 8
+
+
+def test_a_gpu_that_is_lost_on_the_way_keeps_its_bus_id(query: Query) -> None:
+    found = query("error.nvmlDeviceGetTemperature=15")
+    assert [set(entry) for entry in found["gpus"]] == [{"index", "bus_id", "pci_id", "error"}] * 8
+    assert found["gpus"][5]["bus_id"] == "00000000:51:00.0"
+
+
+@pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetName", "nvmlDeviceGetUtilizationRates"])
 def test_a_call_that_does_not_come_back_is_killed_and_named(query: Query, function: str) -> None:
-    found = query(f"block.{function}=600", timeout_s=1.5)
+    found = query(f"block.{function}=600", timeout_s=5)
     assert found["error"]["name"] == "TIMEOUT"
     assert function in found["error"]["text"]
     assert codes(found) == [("gpu.nvml_error", "fail")]
 
 
-def test_what_a_gpu_does_not_support_is_none(query: Query) -> None:
-    found = query("error.nvmlDeviceGetEccMode=3\nerror.nvmlDeviceGetMemoryInfo=3")
-    assert found["gpus"][0]["ecc"] is None
-    assert found["gpus"][0]["memory_bytes"] is None
-    assert codes(found)[0] == ("gpu.count", "pass")
+FUNCTIONS = {
+    "nvmlDeviceGetBAR1MemoryInfo": "bar1_bytes",
+    "nvmlDeviceGetCudaComputeCapability": "compute_capability",
+    "nvmlDeviceGetCurrPcieLinkGeneration": "pcie_gen",
+    "nvmlDeviceGetCurrPcieLinkWidth": "pcie_width",
+    "nvmlDeviceGetCurrentClocksEventReasons": "throttle",
+    "nvmlDeviceGetEccMode": "ecc",
+    "nvmlDeviceGetFieldValues": "recovery_action",
+    "nvmlDeviceGetMaxPcieLinkGeneration": "pcie_gen_max",
+    "nvmlDeviceGetMaxPcieLinkWidth": "pcie_width_max",
+    "nvmlDeviceGetMemoryInfo": "memory_bytes",
+    "nvmlDeviceGetPcieReplayCounter": "pcie_replays",
+    "nvmlDeviceGetPersistenceMode": "persistence",
+    "nvmlDeviceGetRemappedRows": "remapped_rows",
+    "nvmlDeviceGetTemperature": "temperature_c",
+    "nvmlDeviceGetUtilizationRates": "utilization",
+    "nvmlDeviceGetVbiosVersion": "vbios",
+}
+
+
+@pytest.mark.parametrize("code", [3, 13, 4, 26])
+def test_what_a_gpu_does_not_answer_is_none(query: Query, code: int) -> None:
+    found = query("\n".join(f"error.{function}={code}" for function in FUNCTIONS) + "\ncount=2")
+    for entry in found["gpus"]:
+        assert {name: entry[name] for name in FUNCTIONS.values()} == dict.fromkeys(FUNCTIONS.values())
+        assert bool(entry["unanswered"]) == (code in (4, 26)), "not supported is nothing to tell"
+    assert codes(found, expected_count=2)[0] == ("gpu.count", "pass")
+
+
+def test_processes_errors_and_pages_are_counted(query: Query) -> None:
+    entry = query(
+        "process=4242\nutilization=100\necc_uncorrected=2\necc_corrected_total=7\nthrottle_reasons=0x48\n"
+        "recovery_action=2\nrow_remapper=0\nretired_pages=1\nretired_double_bit=3\nretired_pending=1\ncount=1"
+    )["gpus"][0]
+    assert (entry["processes"], entry["utilization"]) == ([4242], 100)
+    assert entry["ecc_errors"] == {"corrected": 0, "uncorrected": 2, "corrected_total": 7, "uncorrected_total": 0}
+    assert entry["throttle"] == ["hardware slowdown", "hardware thermal slowdown"]
+    assert entry["recovery_action"] == "node-reboot"
+    assert (entry["remapped_rows"], entry["retired_pages"]) == (
+        None,
+        {"single_bit": 0, "double_bit": 3, "pending": True},
+    )
+
+
+def test_a_gpu_that_is_busy_with_nothing_is_looked_at_again(query: Query) -> None:
+    found = query("gpu.1.utilization=100\ncount=2")
+    assert [entry["utilization"] for entry in found["gpus"]] == [0, 100]
 
 
 def test_no_driver_library(tools: Path, tmp_path: Path) -> None:

@@ -40,6 +40,14 @@ _ADVICE = {
     27: ("inconclusive", "The driver is still starting: verify again in a minute."),
     28: ("needs-reset", "The GPU is gone: look at `dmesg` for its Xid, then reset it or reboot."),
 }
+# The same for what kept NVML from being asked.
+_ADVICE_BY_NAME = {
+    "TIMEOUT": (
+        "fail",
+        "The driver hangs: look at `dmesg` for Xid 119 and for processes in state D; they need a reboot.",
+    ),
+    "PYNVML_MISSING": ("fail", "Run the role node_tools, which copies it to the node."),
+}
 _UNKNOWN_ADVICE = ("fail", "Look at `dmesg` and the driver's installation.")
 
 # Those of the device and not of the driver: no other driver helps. No power, no interrupts, damaged board data,
@@ -125,12 +133,10 @@ def _error_verdict(subject: str, error: Mapping[str, Any], *, device: bool = Fal
     """Return the verdict for an NVML error; device: it is known to be the device's and not the driver's."""
     device = device or error["code"] in _HARDWARE
     code, layer = ("gpu.hardware_error", "node") if device else ("gpu.nvml_error", LAYER)
-    status, action = _ADVICE.get(error["code"], _UNKNOWN_ADVICE)
+    status, action = _ADVICE_BY_NAME.get(error["name"]) or _ADVICE.get(error["code"], _UNKNOWN_ADVICE)
     message = f"NVML answers {error['name']}: {error['text'].rstrip('.')}."
     if error["code"] is None:  # NVML itself was not reached, or did not come back
         message = f"{error['text'].rstrip('.')}."
-    if error["name"] == "PYNVML_MISSING":
-        action = "Run the role node_tools, which copies it to the node."
     return Verdict(code, status, layer, subject, message, {"error": dict(error)}, action)
 
 

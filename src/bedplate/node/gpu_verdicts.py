@@ -176,7 +176,7 @@ def _link_width(report: Mapping[str, Any], well: Gpus, expect: Mapping[str, Any]
 def _link_speed(well: Gpus, under_load: bool) -> list[Verdict]:
     """Does each link run at its full generation while its GPU works? At rest it goes down, which is normal."""
     check = _Check("gpu.link_speed")
-    working = [gpu for gpu in well if under_load or (gpu["utilization"] or 0) >= WORK_PERCENT]
+    working = [g for g in well if under_load or (g["processes"] and (g["utilization"] or 0) >= WORK_PERCENT)]
     judged = [gpu for gpu in working if gpu["pcie_gen"] and gpu["pcie_gen_max"]]
     for gpu in judged:
         if gpu["pcie_gen"] < gpu["pcie_gen_max"]:
