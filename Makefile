@@ -68,5 +68,5 @@ lock: setup ## Resolve requirements/*.in again (new versions come in here and no
 
 .PHONY: clean
 clean: ## Remove test nodes, images, caches and the environment (wheel downloads are kept; see ~/.cache/bedplate)
-	-[ ! -x .venv/bin/ansible-playbook ] || scripts/clean.sh
+	-scripts/clean.sh
 	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
