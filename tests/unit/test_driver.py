@@ -34,7 +34,7 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def judge(tree: Tree, nvml: dict[str, Any] | None = None, **changes: Any) -> list[Verdict]:
-    options = {name: changes.pop(name) for name in ("expected_gpus", "cuda_init") if name in changes}
+    options = {name: changes.pop(name) for name in ("expected_gpus", "cuda_init", "simulated") if name in changes}
     verdicts = driver.judge(tree.inspect(), {**WANTED, **changes}, NVML if nvml is None else nvml, **options)
     for verdict in verdicts:
         info = CODES[verdict.code]
@@ -522,3 +522,18 @@ def test_a_module_whose_version_is_not_to_be_had(tree: Tree) -> None:
     tree.write("/proc/driver/nvidia/version", "")
     tree.write("/sys/module/nvidia/version", "")
     assert ("driver.version", "inconclusive") in codes(judge(tree))
+
+
+# Nodes that simulate their GPUs
+
+
+def test_simulated_gpus_have_no_driver_and_that_is_no_failure(tmp_path: Path) -> None:
+    assert codes(judge(Tree(tmp_path), simulated=True)) == [("driver.version", "skipped")]
+
+
+def test_packages_on_a_node_that_simulates_its_gpus_are_judged(tree: Tree) -> None:
+    tree.unloaded()
+    tree.remove("sys/bus/pci/devices/*")
+    assert bad(judge(tree, simulated=True, expected_gpus=8)) == []
+    tree.modules(NEXT_KERNEL, OLD)
+    assert bad(judge(tree, simulated=True, expected_gpus=8)) == [("driver.dkms_missing", "fail")]

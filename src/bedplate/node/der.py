@@ -136,7 +136,7 @@ def signer(data: bytes) -> Signer:
     if len(fields) < 2:
         raise DerError("a signature without a signer")
     who = fields[1]
-    if who.tag == KEY_ID:
+    if who.tag == KEY_ID and who.content:
         return Signer("", b"", "", who.content)
     names = children(who)
     if who.tag != SEQUENCE or len(names) != 2:

@@ -33,14 +33,19 @@ def judge(
     *,
     expected_gpus: int | None = None,
     cuda_init: int | None = None,
+    simulated: bool = False,
 ) -> list[Verdict]:
     """Return the verdicts on the driver.
 
     report: of driver.inspect. wanted: {version, flavour, parameters, source, packages}; an empty version asks only
     whether the parts agree with each other. nvml: what gpu.query returned. expected_gpus: how many GPUs the node must
     have; 0 excuses a module that is not loaded because there is no GPU. cuda_init: what cuInit returned (cuda.h,
-    CUresult), where somebody asked.
+    CUresult), where somebody asked. simulated: the node simulates its GPUs, so that no module of theirs can be loaded.
     """
+    expected_gpus = 0 if simulated else expected_gpus
+    if simulated and not report["loaded"]["module"] and not sources_of(report, wanted, {}).on_disk():
+        message = "The GPUs here are simulated, and no driver is installed."
+        return [Verdict("driver.version", "skipped", LAYER, SUBJECT, message)]
     sources = sources_of(report, wanted, nvml or {})
     return [
         *_versions(report, wanted, sources, nvml or {}, expected_gpus),
@@ -145,7 +150,7 @@ def _why_not_loaded(report: Mapping[str, Any], expected_gpus: int | None) -> tup
     blacklist = report["nouveau"]["blacklisted"]
     if not report["gpus"]:
         if expected_gpus == 0:
-            return "skipped", "no GPU", "No NVIDIA GPU is here, and none is expected, so nothing loads it.", ""
+            return "skipped", "no GPU", "It is not loaded: no GPU is on the PCI bus, and none is expected there.", ""
         action = "Look at `lspci -d 10de:` and the machine's own log: slot, power, the firmware's settings."
         return "fail", "no GPU", "It is not loaded, because no NVIDIA GPU is on the PCI bus.", action
     if report["nouveau"]["loaded"]:

@@ -80,8 +80,9 @@ def _modules_of(report: Mapping[str, Any], kernel: str, version: str) -> list[Ve
     other = [module for module in first.values() if version and module["version"] != version]
     if other:
         message = f"It would load {other[0]['path']}, which is {other[0]['version']} and not {version}."
+        name = next((state["module"] for state in report["dkms"]), "nvidia")  # Debian's is nvidia-current-open
         action = (
-            f"Run `dkms install --force -m nvidia -v {version} -k {kernel}`, or remove the file that is in the way."
+            f"Run `dkms install --force -m {name} -v {version} -k {kernel}`, or remove the file that is in the way."
         )
         return [Verdict("driver.dkms_missing", "fail", LAYER, subject, message, evidence, action)]
     return []

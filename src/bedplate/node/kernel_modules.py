@@ -75,7 +75,7 @@ def _modinfo_texts(section: bytes) -> dict[str, str]:
     for text in section.decode("utf-8", "replace").split("\0"):
         key, separator, value = text.partition("=")
         if separator:
-            found.setdefault(key, value)
+            found.setdefault(key, value.strip())
     return found
 
 

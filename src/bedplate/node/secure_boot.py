@@ -23,7 +23,7 @@ X509 = uuid.UUID("a5c059a1-94e4-4aa7-87b5-ab155c2bf072").bytes_le
 
 # Where the certificate of DKMS's key is: Ubuntu's, and the default of dkms (dkms(8), mok_certificate).
 DKMS_CERTIFICATES = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
-DKMS_CONFIGURATION = "/etc/dkms/framework.conf"
+DKMS_CONFIGURATION = "/etc/dkms/framework.conf"  # and the files of framework.conf.d, which come after it
 
 _LIST = struct.Struct("<16sIII")
 
@@ -121,7 +121,9 @@ def kernel_keys(text: str) -> list[str]:
 
 def _dkms_key(root: Sysroot, keys: list[Certificate]) -> dict[str, Any] | None:
     """Return the certificate with whose key DKMS signs, None when there is none yet."""
-    configured = re.findall(r"^\s*mok_certificate=[\"']?([^\"'\s]+)", root.text(DKMS_CONFIGURATION) or "", re.MULTILINE)
+    more = [f"{DKMS_CONFIGURATION}.d/{name}" for name in root.names(f"{DKMS_CONFIGURATION}.d")]
+    text = "\n".join(root.text(path) or "" for path in (DKMS_CONFIGURATION, *more))
+    configured = re.findall(r"^\s*mok_certificate=[\"']?([^\"'\s]+)", text, re.MULTILINE)
     for path in (*configured[-1:], *DKMS_CERTIFICATES):
         data = root.read(path)
         if data is None:

@@ -65,12 +65,14 @@ class Sysroot:
             self._note(name, error)
             return None
         try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            info = os.fstat(descriptor)
+            if not stat.S_ISREG(info.st_mode):
                 self.unreadable[name] = "not a regular file"
                 return None
             chunks: list[bytes] = []
             while limit > 0:
-                chunk = os.read(descriptor, min(limit, 1 << 20))
+                # One read for an ordinary file, so that a big one is in memory once; procfs says size 0.
+                chunk = os.read(descriptor, min(limit, max(info.st_size, 1 << 16)))
                 if not chunk:
                     break
                 chunks.append(chunk)

@@ -300,7 +300,7 @@ CODES: dict[str, CodeInfo] = {
     ),
     # toolkit.*: the CUDA toolkit: its files, versions, and the programs it makes (toolkit.py)
     "toolkit.layout": CodeInfo(
-        "The files of the toolkit: all there, and as they were laid out.", True, statuses=_CHECKED
+        "The files of the toolkit: all there, and as they were laid out.", True, statuses=("pass", "warn", "fail")
     ),
     "toolkit.version": CodeInfo(
         "The toolkit's release, against the profile's.", True, statuses=("pass", "warn", "fail")
@@ -338,7 +338,7 @@ CODES: dict[str, CodeInfo] = {
     "driver.version": CodeInfo(
         "The version of the loaded module, the module on disk, the library and the packages, against the profile's.",
         True,
-        statuses=("pass", "fail", "inconclusive"),
+        statuses=("pass", "fail", "inconclusive", "skipped"),
     ),
     "driver.reboot_pending": CodeInfo(
         "All that is on disk is as wanted, and something older still runs until the next boot.",
