@@ -65,7 +65,6 @@ def test_a_healthy_node_has_no_failing_verdict(tree: Tree) -> None:
         ("driver.dkms_missing", "pass"),
         ("driver.initramfs_stale", "pass"),
         ("driver.firmware_missing", "pass"),
-        ("driver.hmm", "warn"),
         ("driver.unattended_upgrades", "pass"),
     ]
     version = verdicts[0].evidence
@@ -434,7 +433,7 @@ def test_a_container_has_no_kernel_to_check(tree: Tree) -> None:
 def test_a_parameter_that_is_live(tree: Tree) -> None:
     tree.write("/etc/modprobe.d/bedplate-nvidia.conf", "options nvidia-uvm uvm_disable_hmm=1\n")
     tree.write("/sys/module/nvidia_uvm/parameters/uvm_disable_hmm", "Y\n")
-    verdicts = judge(tree, **HMM_OFF)
+    verdicts = judge(tree, cuda_init=3, **HMM_OFF)
     assert ("driver.parameter", "pass") in codes(verdicts)
     assert "driver.hmm" not in [verdict.code for verdict in verdicts]
 
@@ -471,12 +470,6 @@ def test_cuinit_fails_with_3_while_hmm_is_on(tree: Tree) -> None:
     verdict = only(judge(tree, cuda_init=3), "driver.hmm")
     assert (verdict.status, verdict.subject) == ("fail", "nvidia_uvm")
     assert 'driver.parameters.nvidia_uvm.uvm_disable_hmm to "1"' in verdict.action
-
-
-def test_hmm_is_a_warning_where_the_profile_says_nothing(tree: Tree) -> None:
-    assert only(judge(tree), "driver.hmm").status == "warn"
-    tree.write("/etc/modprobe.d/x.conf", "options nvidia_uvm uvm_disable_hmm=0\n")
-    assert "driver.hmm" not in dict(codes(judge(tree, parameters={"nvidia_uvm": {"uvm_disable_hmm": "0"}})))
 
 
 # Automatic upgrades

@@ -52,7 +52,7 @@ def judge(
         *_flavour(report, wanted),
         *driver_next_boot.judge(report, wanted, sources),
         *_parameters(report, wanted),
-        *_hmm(report, wanted, cuda_init),
+        *_hmm(report, cuda_init),
         *_upgrades(report),
         *_half_installed(report),
         *_unreadable(report),
@@ -275,25 +275,19 @@ def _parameter(report: Mapping[str, Any], module: str, parameter: str, value: st
     return Verdict("driver.parameter", "pass", LAYER, subject, f"It is {live}, live and configured.", evidence)
 
 
-def _hmm(report: Mapping[str, Any], wanted: Mapping[str, Any], cuda_init: int | None) -> list[Verdict]:
-    """Return whether heterogeneous memory management stands in the way of CUDA, or may come to."""
+def _hmm(report: Mapping[str, Any], cuda_init: int | None) -> list[Verdict]:
+    """Return a failure when CUDA does not start because of heterogeneous memory management (HMM).
+
+    That HMM is on is judged with the machine (node.hmm); here it is the cause of what cuInit answered.
+    """
     module, parameter = HMM
     live = report["parameters"]["live"].get(module, {}).get(parameter)
-    configured = report["parameters"]["configured"].get(module, {}).get(parameter)
-    disabled = same_value(live, "1") if live is not None else bool(configured and same_value(configured["value"], "1"))
-    evidence = {"live": live, "configured": configured, "cuda_init": cuda_init}
-    action = f'Set driver.parameters.{module}.{parameter} to "1" in the profile, apply it, and reboot.'
-    if cuda_init == CUDA_NOT_INITIALIZED and not disabled:
-        message = "cuInit fails with 3 (not initialised) while NVML answers, and HMM is on: a known fault of the two."
-        return [Verdict("driver.hmm", "fail", LAYER, module, message, evidence, action)]
-    chosen = any(
-        canonical(name) == module and parameter in values for name, values in (wanted.get("parameters") or {}).items()
-    )
-    if not report["loaded"]["module"] or disabled or chosen or not driver_rules.open_only(report["gpus"]):
+    if cuda_init != CUDA_NOT_INITIALIZED or same_value(live, "1"):
         return []
-    message = "HMM is on, with which kernels and GPUs of this kind hang or corrupt pages of managed memory."
-    action = f'{action} Set it to "0" to keep HMM without this warning.'
-    return [Verdict("driver.hmm", "warn", LAYER, module, message, evidence, action)]
+    message = "cuInit fails with 3 (not initialised) while NVML answers, and HMM is on: a known fault of the two."
+    action = f'Set driver.parameters.{module}.{parameter} to "1" in the profile, apply it, and reboot.'
+    evidence = {"live": live, "cuda_init": cuda_init}
+    return [Verdict("driver.hmm", "fail", LAYER, module, message, evidence, action)]
 
 
 def _upgrades(report: Mapping[str, Any]) -> list[Verdict]:

@@ -385,9 +385,7 @@ CODES: dict[str, CodeInfo] = {
         statuses=("pass", "warn", "fail", "needs-reboot"),
     ),
     "driver.hmm": CodeInfo(
-        "Heterogeneous memory management is on where it is known to hang or to keep CUDA from starting.",
-        True,
-        statuses=("warn", "fail"),
+        "CUDA does not start although NVML answers, and heterogeneous memory management is on.", True
     ),
     "driver.nouveau": CodeInfo("The module nouveau holds the GPUs.", False, statuses=("warn", "fail", "needs-reboot")),
     "driver.gpu_in_use": CodeInfo("Processes use the GPUs whose driver is to change.", False, statuses=_CHECKED),
