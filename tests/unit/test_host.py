@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bedplate_gpu_info
-from bedplate.node import host
+from bedplate.node import host, host_child
 from bedplate.node.verdicts import CODES, Verdict, failing
 
 EXPECT: dict[str, Any] = {
@@ -45,7 +45,10 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def report_of(tree: HostTree) -> dict[str, Any]:
-    report = host.inspect(str(tree.root))
+    """What ``inspect`` returns, without the child process; tests of reading (below) have it."""
+    raw: dict[str, Any] = {}
+    host_child.main({"root": str(tree.root)}, raw.update, lambda *_: None)
+    report = host.interpret(raw, str(tree.root))
     # These two are this machine's, whatever the root.
     report["shm"] = {"total_bytes": 64 << 30, "free_bytes": 64 << 30}
     report["memlock_bytes"] = None
@@ -85,6 +88,14 @@ def test_before_any_driver_the_bus_is_judged(tree: HostTree) -> None:
     assert bad(verdicts) == []
     assert {v.code: v.status for v in verdicts}["gpu.bar1"] == "pass"
     assert "gpu.ecc" not in {v.code for v in verdicts}
+
+
+def test_before_any_driver_the_ids_are_those_of_the_bus(tree: HostTree) -> None:
+    (verdict,) = [v for v in host.judge(report_of(tree), None, EXPECT) if v.code == "gpu.ids"]
+    assert verdict.status == "pass"
+    tree.gpu_file(3, "device", "0x2684\n")
+    (verdict,) = [v for v in host.judge(report_of(tree), None, EXPECT) if v.code == "gpu.ids"]
+    assert (verdict.status, verdict.message) == ("fail", "On the bus 0000:31:00.0 is 10de:2684; expected: 10de:2bb5.")
 
 
 def test_a_node_that_needs_no_gpu(tmp_path: Path) -> None:
@@ -260,7 +271,7 @@ def test_modes_of_the_iommu(tree: HostTree, types: str | None, cmdline: str, mod
     for index in range(8):
         tree.iommu_type(index, types)
     tree.cmdline(cmdline)
-    assert host.inspect(str(tree.root))["iommu"]["mode"] == mode
+    assert report_of(tree)["iommu"]["mode"] == mode
 
 
 @pytest.mark.parametrize(
@@ -458,6 +469,11 @@ def test_shared_memory_is_read_from_the_file_system(tree: HostTree) -> None:
 # ---- reading
 
 
+def test_the_child_reads_what_the_node_has(tree: HostTree) -> None:
+    report = host.inspect(str(tree.root))
+    assert {**report, "shm": None, "memlock_bytes": None} == {**report_of(tree), "shm": None, "memlock_bytes": None}
+
+
 def test_the_report_of_a_healthy_node(healthy: dict[str, Any]) -> None:
     assert healthy["error"] is None
     assert [gpu["bus_id"] for gpu in healthy["gpus"]] == [gpu_bus_id(index) for index in range(8)]
@@ -530,7 +546,7 @@ def test_a_read_that_does_not_come_back_is_killed_and_named(tree: HostTree) -> N
 def test_a_kernel_log_that_lost_its_beginning(tree: HostTree) -> None:
     lines = (tree.root / "dev/kmsg").read_text().splitlines()
     tree.write("dev/kmsg", "\n".join(lines[1:]) + "\n")
-    assert host.inspect(str(tree.root))["kernel_log"]["complete"] is False
+    assert report_of(tree)["kernel_log"]["complete"] is False
 
 
 def test_a_kernel_log_that_cannot_be_read_is_skipped(tree: HostTree) -> None:
@@ -541,7 +557,7 @@ def test_a_kernel_log_that_cannot_be_read_is_skipped(tree: HostTree) -> None:
 
 def test_a_flood_of_xids_is_counted_in_bounded_room(tree: HostTree) -> None:
     tree.log(*["NVRM: Xid (PCI:0000:31:00): 31, pid=5, name=python3, MMU Fault"] * 5000)
-    (entry,) = host.inspect(str(tree.root))["kernel_log"]["xids"]
+    (entry,) = report_of(tree)["kernel_log"]["xids"]
     assert 1000 < entry["count"] <= 2000
     assert entry["last_s"] > entry["first_s"]
 

@@ -93,7 +93,7 @@ def judge(
         *_init_failed(report, nvml),
     ]
     if not well:
-        return verdicts
+        return verdicts + _ids(report, expect)
     return [
         *verdicts,
         *_link_speed(well, under_load),
@@ -106,6 +106,21 @@ def judge(
         *_persistence(well),
         *_arch(well, expect),
     ]
+
+
+def _ids(report: Mapping[str, Any], expect: Mapping[str, Any]) -> list[Verdict]:
+    """Are the GPUs on the bus those of the profile? Asked where NVML does not answer; else gpu.py asks NVML."""
+    allowed = sorted({text.lower() for text in expect.get("gpu_ids") or []})
+    seen = {gpu["bus_id"]: gpu["pci_id"] for gpu in report["gpus"]}
+    if not allowed or not seen:
+        return []
+    evidence = {"expected": allowed, "seen": seen}
+    wrong = [f"{bus_id} is {pci_id}" for bus_id, pci_id in seen.items() if pci_id not in allowed]
+    if wrong:
+        message = f"On the bus {', '.join(wrong)}; expected: {', '.join(allowed)}."
+        action = "Use a profile made for these GPUs, or add the id to the profile."
+        return [Verdict("gpu.ids", "fail", "driver", SUBJECT, message, evidence, action)]
+    return [Verdict("gpu.ids", "pass", "driver", SUBJECT, f"All on the bus are {', '.join(allowed)}.", evidence)]
 
 
 def bus_of(gpu: Mapping[str, Any]) -> str:

@@ -69,6 +69,15 @@ def inspect(root: str = "/", *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     error = None
     if outcome.exit_code != 0 or "kernel_log" not in raw:
         error = f"The process that reads the node {outcome.ending()} in {outcome.stages.get('host', 'starting')}"
+    return interpret(raw, root, error)
+
+
+def interpret(raw: Mapping[str, Any], root: str, error: str | None = None) -> dict[str, Any]:
+    """Return the report of ``inspect`` for what the child answered: raw may lack every key when it did not end.
+
+    root: as for ``inspect``; the loader's directories and the users of the GPUs are looked up here. error: why raw is
+    not whole.
+    """
     no_log: dict[str, Any] = {"source": None, "complete": False, "reason": error or "", "lines": []}
     log = raw.get("kernel_log", no_log)
     gpus = [_gpu(entry) for entry in raw.get("gpus", [])]
