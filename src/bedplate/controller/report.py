@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bedplate.node.evidence import redact, redact_value
-from bedplate.node.verdicts import ACCEPTED_STATUSES, CODES, STATUSES, Verdict, failing, sentence, worst
+from bedplate.node.verdicts import ACCEPTED_STATUSES, CODES, LAYERS, STATUSES, Verdict, failing, sentence, worst
 
 # Longest first words of a tool's output that still fit a terminal; the whole text is in Ansible's own output.
 OUTPUT_TAIL_LINES = 12
@@ -73,7 +73,9 @@ def failure_report(failure: JsonDict, outcome: JsonDict, wanted: str) -> str:
     """
     lines = [f"{wanted} did not go live. Failed in: {failure['task']}", "", failure["reason"], ""]
     mark = " (simulated GPU node)" if outcome.get("simulated") else ""
-    if not outcome:
+    if failure.get("needs_reboot"):
+        lines.append("Nothing went back, since nothing is broken: reboot the node, then run the playbook again.")
+    elif not outcome:
         lines.append("Going back did not end either: this node needs a person. State: /var/lib/bedplate/state.json")
     elif not outcome["current"]:
         lines.append(f"The node has no live generation, as before the run{mark}.")
@@ -206,9 +208,10 @@ def findings(verdicts: Sequence[Verdict]) -> list[Line]:
 
 
 def table(verdicts: Sequence[Verdict]) -> list[Line]:
-    """Return a table of the verdicts, a line each: layer, check, subject, result, figure."""
+    """Return a table of the verdicts, layer by layer, a line each: layer, check, subject, result, figure."""
     if not verdicts:
         return []
+    verdicts = sorted(verdicts, key=lambda verdict: LAYERS.index(verdict.layer))
     rows = [("layer", "check", "subject", "result", "figure")]
     rows += [(v.layer, v.code, _cut(v.subject, COLUMN_LIMIT), _result(v), figure(v)) for v in verdicts]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
@@ -235,7 +238,7 @@ def figure(verdict: Verdict) -> str:
     if isinstance(found.get("judged"), int) and isinstance(found.get("files"), int):
         return f"{found['judged']} of {found['files']} files"
     seconds = found.get("seconds")
-    parts = [found["version"]] if isinstance(found.get("version"), str) else []
+    parts = [found["version"]] if isinstance(found.get("version"), str) and found["version"] else []
     parts += [f"{seconds:.1f} s"] if isinstance(seconds, (int, float)) else []
     if not parts and isinstance(seen, str):
         parts = [seen]

@@ -92,7 +92,6 @@ def _toolkit(options: Mapping[str, Any]) -> list[Verdict]:
     arch = options["expect"].get("arch")
     return toolkit.judge(
         {**options["toolkit"], "arch": [arch] if arch else []},
-        root=options["sysroot"],
         stack_python=python if python and Path(python).exists() else None,
         stack_environment=read_environment(Path(generation) / "environment") if generation else None,
         user=options["user"],
