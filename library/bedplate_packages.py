@@ -9,7 +9,8 @@ short_description: Judge an exact package transaction before it happens
 description:
   - Asks apt what installing exactly the given versions would do, and refuses what is more, less or other than that.
   - Changes nothing, in check mode or not. It needs root only where apt's lists need it.
-  - Debian and Ubuntu. On RPM systems only the action C(installed) works.
+  - Debian and Ubuntu. On RPM systems (dnf 4) versions are C([epoch:]version-release), the option O(pinned) is refused,
+    and nothing has been tried on a live host.
 attributes:
   check_mode:
     support: full

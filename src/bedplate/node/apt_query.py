@@ -2,8 +2,8 @@
 
 Nothing here changes the node. Commands run with a time limit, without a shell, in the C locale, and take no lock.
 Formats: apt-get(8), apt-cache(8), apt_preferences(5), deb-version(7), dpkg(1) of apt 2.6 and dpkg 1.21, as captured
-in tests/unit/data/packages. RPM systems: ``installed`` (rpm -q) and ``parse_dnf`` (dnf 4, from documented output; not
-tried on a live host).
+in tests/unit/data/packages. RPM systems: ``installed`` (rpm -q) and ``parse_dnf`` (dnf 4, captured from
+Debian's dnf on a repository of our own; not tried on a live host).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import signal
 import struct
 import subprocess
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from .verdicts import Verdict
@@ -220,7 +220,7 @@ def installed(names: Iterable[str], apt: Apt = NODE) -> dict[str, str]:
     wanted = sorted(set(names))
     if not wanted:
         return {}
-    if _is_rpm():
+    if is_rpm():
         # rpm -q ends with the number of packages that are not installed.
         form = "%|EPOCH?{%{EPOCH}:}|%{VERSION}-%{RELEASE}\\n"
         _, out, _ = apt.run("rpm", "-q", "--qf", "%{NAME}\\t" + form, *wanted)
@@ -228,7 +228,7 @@ def installed(names: Iterable[str], apt: Apt = NODE) -> dict[str, str]:
     return {name: fields[0] for name, fields in _dpkg(wanted, apt).items() if fields[1] == "installed"}
 
 
-def _is_rpm() -> bool:
+def is_rpm() -> bool:
     """Tell whether packages are RPMs here: there is no dpkg database."""
     return not os.path.exists("/var/lib/dpkg/status") and os.path.isdir("/var/lib/rpm")
 
@@ -360,7 +360,10 @@ def resolve_all(
     """Return the exact version of each named package, and the errors of those that have none. Raises PackageError.
 
     there: the versions that are installed. One of them is good enough when no repository has it any more.
+    On RPM systems versions are whole ones, and taken as they are.
     """
+    if is_rpm():
+        return dict(named), []
     open_names = [name for name, version in named.items() if there.get(name) != version]
     known = all_candidates(open_names, apt)
     exact = {name: version for name, version in named.items() if name not in known}
@@ -402,11 +405,13 @@ def parse_policy(output: str) -> dict[str, Policy]:
 
 
 def simulate(wanted: Mapping[str, str], *, allow_downgrade: bool = False, apt: Apt = NODE) -> Plan:
-    """Ask apt what installing exactly these versions would do. Nothing changes and no lock is taken.
+    """Ask apt, or dnf, what installing exactly these versions would do. Nothing changes and no lock is taken.
 
     Raises PackageError: ``packages.not_available`` for a name or version that no repository has, ``packages.conflict``
-    when apt finds no way to install them together.
+    when there is no way to install them together.
     """
+    if is_rpm():
+        return _simulate_dnf(wanted, apt)
     allowed = ("--allow-downgrades",) if allow_downgrade else ()
     code, out, error = apt.run(
         "apt-get", "-s", "-q", "-o", "Debug::NoLocking=true", "-o", "APT::Get::Show-User-Simulation-Note=false",
@@ -431,6 +436,23 @@ def simulate(wanted: Mapping[str, str], *, allow_downgrade: bool = False, apt: A
         download_bytes=sum(record.download for record in records.values()),
         disk_bytes=sum(record.installed for record in records.values()) - before,
     )
+
+
+def _simulate_dnf(wanted: Mapping[str, str], apt: Apt) -> Plan:
+    """Do what ``simulate`` does with dnf 4; without sizes, holds and essential packages. Not tried on a RHEL host."""
+    names = [f"{name}-{version}" for name, version in sorted(wanted.items())]
+    code, out, error = apt.run("dnf", "--assumeno", "install", *names)
+    steps = parse_dnf(out)
+    if not steps and (code or "Nothing to do." not in out):
+        missing = re.findall(r"No match for argument: (\S+)", out + error)
+        if missing:
+            said, action = f"No repository of the node has: {listing(missing)}.", "Add the repository that has it."
+            raise PackageError("packages.not_available", missing[0], said, action)
+        said = f"dnf finds no way to install exactly these versions: {_last_line(error or out)}"
+        raise PackageError("packages.conflict", "dnf", said, "Run it by hand.", output=(out + error)[-2000:])
+    there = installed({*wanted, *(step.name for step in steps)}, apt)
+    steps = tuple(step if step.before else replace(step, before=there.get(step.name, "")) for step in steps)
+    return Plan(steps=steps, installed=there)
 
 
 def parse_simulation(output: str) -> tuple[Step, ...]:
@@ -492,9 +514,9 @@ def refusal(output: str) -> PackageError:
 
 
 def parse_dnf(output: str) -> tuple[Step, ...]:
-    """Return the steps in the table that ``dnf --assumeno install`` prints (dnf 4; not tried on a live host).
+    """Return the steps in the table that ``dnf --assumeno`` prints (dnf 4; not tried on a RHEL host).
 
-    A step's versions are [epoch:]version-release; the older version of an upgrade is not in the table.
+    Versions are [epoch:]version-release; the older version of an upgrade or downgrade is not in the table.
     """
     steps = []
     section = ""
@@ -503,19 +525,18 @@ def parse_dnf(output: str) -> tuple[Step, ...]:
         "Removing": "remove",
     }  # fmt: skip
     for line in output.splitlines():
-        heading = re.match(
-            r"(\w+)(?: (?:dependencies|weak dependencies|dependent packages|unused dependencies))?:\s*\Z", line
-        )
+        words = line.split()
+        heading = re.match(r"(\w+)(?: (?:weak |unused )?(?:dependencies|dependent packages))?:\s*\Z", line)
         if heading:
             section = headings.get(heading.group(1), "")
-        elif not line.strip() or line.startswith("Transaction Summary"):
+        elif not line.startswith(" "):
             section = ""
-        elif section and line.startswith(" ") and not line.startswith("     "):
-            name, _, version, repository = (line.split() + [""] * 4)[:4]
-            if section == "remove":
-                steps.append(Step(section, name, version, ""))
-            else:
-                steps.append(Step(section, name, "", version, repository))
+        elif section and words[0] == "replacing" and len(words) > 2:
+            steps.append(Step("remove", words[1].rpartition(".")[0], words[2], ""))
+        elif section and len(words) > 3:
+            name, _, version, repository = words[:4]
+            before, after = (version, "") if section == "remove" else ("", version)
+            steps.append(Step(section, name, before, after, repository))
     return tuple(steps)
 
 

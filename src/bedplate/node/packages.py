@@ -25,6 +25,7 @@ from .apt_query import (
     candidates,
     installed,
     interrupted,
+    is_rpm,
     listing,
     lock_holder,
     parse_policy,
@@ -303,6 +304,9 @@ def assert_pinned(wanted: Mapping[str, str], *, layer: str, apt: Apt = NODE) -> 
     Pinned means: the version is apt's candidate, and its priority is 1000 or more. A preferences file that apt
     ignores, for the extension of its name, shows here. Raises PackageError.
     """
+    if is_rpm():
+        message, action = "Whether versions are locked cannot be read here yet.", "See `dnf versionlock list`."
+        raise PackageError("packages.query_failed", "dnf", message, action)
     policies = parse_policy(apt.ask("apt-cache", "policy", *sorted(wanted)))
     wrong = {}
     for name, version in wanted.items():
@@ -343,7 +347,7 @@ def perform(options: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         if options["pinned"]:
             verdicts += assert_pinned(wanted, layer=layer, apt=apt)
     if options["action"] == "simulate":
-        verdicts += readiness(layer, apt)
+        verdicts += [] if is_rpm() else readiness(layer, apt)
         plan = Plan(())
         if not errors:
             try:
