@@ -143,8 +143,8 @@ def report(verdicts: Sequence[JsonDict]) -> str:
     return as_text([*_summary(checked), *findings(checked), *table(checked)])
 
 
-def host_lines(host: JsonDict) -> list[Line]:
-    """Return the lines about one host, from its record."""
+def host_lines(host: JsonDict, place: str = "") -> list[Line]:
+    """Return the lines about one host, from its record; place: the directory of the record, to name the evidence."""
     checked = [Verdict.from_dict(verdict) for verdict in host["verdicts"]]
     bad = has_failed(host)
     words = [host["kind"], host["generation"] or host["profile"], host["finished"]]
@@ -163,14 +163,14 @@ def host_lines(host: JsonDict) -> list[Line]:
         lines += [[], *([(f"  {text}", "")] for text in reason)]
     lines += [*findings(checked), *table(checked)]
     if host["evidence"]:
-        lines += [[], [(f"Evidence: {host['evidence']}", "")]]
+        lines += [[], [(f"Evidence: {os.path.join(place, host['evidence'])}", "")]]
     return lines
 
 
 def _summary(verdicts: Sequence[Verdict]) -> list[Line]:
     """Return the line with the numbers of checks, such as "7 checks: 1 fail, 6 pass"."""
     statuses = [_result(verdict) for verdict in verdicts]
-    order = sorted(set(statuses), key=lambda status: STATUSES.index(status.partition(" ")[0]), reverse=True)
+    order = sorted(set(statuses), key=lambda text: (-STATUSES.index(text.partition(" ")[0]), text))
     parts = ", ".join(f"{statuses.count(status)} {status}" for status in order)
     mark = " (simulated GPU node)" if any(verdict.simulated for verdict in verdicts) else ""
     return [[(f"{len(statuses)} check{'' if len(statuses) == 1 else 's'}: {parts or 'none'}{mark}", "")]]
@@ -219,7 +219,7 @@ def table(verdicts: Sequence[Verdict]) -> list[Line]:
     lines: list[Line] = [[]]
     for row, style in zip(rows, styles, strict=True):
         cells = [cell.ljust(width) for cell, width in zip(row[:4], widths, strict=True)]
-        start, result = "  ".join(cells[:3]) + "  ", cells[3]
+        start, result = "  ".join(cells[:3]) + "  ", cells[3] if row[4] else cells[3].rstrip()
         plain = style if row is rows[0] else ""
         lines.append([(start, plain), (result, style), (f"  {row[4]}" if row[4] else "", plain)])
     return lines

@@ -35,13 +35,13 @@ def report(
     Exit code 0 when every host is well, 1 when one is not.
     """
     directory = find_run(run, reports)
-    hosts = sorted(read_run(directory), key=lambda host: (not has_failed(host), host["host"]))
-    bad = [host["host"] for host in hosts if has_failed(host)]
+    hosts = sorted(read_run(directory).items(), key=lambda item: (not has_failed(item[1]), item[1]["host"]))
+    bad = [host["host"] for _, host in hosts if has_failed(host)]
     if as_json:
-        print_json({"run": directory.name, "failed": bad, "hosts": hosts})
+        print_json({"run": directory.name, "failed": bad, "hosts": [host for _, host in hosts]})
     else:
-        for host in hosts:
-            for line in host_lines(host):
+        for name, host in hosts:
+            for line in host_lines(host, str(directory / name)):
                 out.print(Text.assemble(*((tidy(piece), style) for piece, style in line)), soft_wrap=True)
             out.print()
         count = f"{len(hosts)} host{'' if len(hosts) == 1 else 's'}"
@@ -71,12 +71,15 @@ def find_run(run: Path | None, reports: Path) -> Path:
     )
 
 
-def read_run(directory: Path) -> list[dict[str, Any]]:
-    """Return the records of the hosts of a run. Raises BedplateError when there is none, or one is damaged."""
+def read_run(directory: Path) -> dict[str, dict[str, Any]]:
+    """Return the records of a run by the directories of its hosts.
+
+    Raises BedplateError when there is none, or one is damaged.
+    """
     paths = sorted(directory.glob(f"*/{RECORD}"))
     if not paths:
         raise BedplateError(f"{directory} holds no {RECORD} of any host; name the directory of one run.")
-    return [_read(path) for path in paths]
+    return {path.parent.name: _read(path) for path in paths}
 
 
 def _read(path: Path) -> dict[str, Any]:

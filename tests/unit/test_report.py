@@ -1,0 +1,281 @@
+"""What a person reads at the end of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bedplate.controller.report import (
+    OUTCOMES,
+    age_s,
+    as_text,
+    failure,
+    failure_report,
+    figure,
+    has_failed,
+    host_lines,
+    record,
+    report,
+    table,
+    tidy,
+)
+from bedplate.controller.report_drift import drift
+from bedplate.node.verdicts import CODES, LAYERS, STATUSES, Verdict
+
+GOOD = Verdict("import.ok", "pass", "stack", "torch", "Imports.", {"version": "2.9.1", "seconds": 1.25})
+BAD = Verdict("import.error", "fail", "stack", "sgl_kernel", "It raised.", {}, "Look there.")
+GPU = Verdict("gpu.count", "fail", "driver", "GPUs", "NVML sees 7.", {"seen": 7, "expected": 8}, "Look at dmesg.")
+WARN = Verdict("stack.profile", "warn", "stack", "x", "Another one is asked for.", {}, "Bring it there.")
+SKIP = Verdict("toolkit.not_managed", "skipped", "toolkit", "toolkit", "Nothing says which.")
+
+
+def dicts(*verdicts: Verdict) -> list[dict[str, Any]]:
+    return [verdict.to_dict() for verdict in verdicts]
+
+
+# ---- the text ---------------------------------------------------------------------------------------------------
+
+
+def test_what_fails_comes_first_with_what_to_do_then_the_table() -> None:
+    assert report(dicts(GOOD, WARN, SKIP, BAD, replace(GPU, preexisting=True))) == (
+        "5 checks: 1 fail, 1 fail (before), 1 warn, 1 pass, 1 skipped\n"
+        "\n"
+        "FAIL  sgl_kernel  import.error (stack)\n"
+        "  It raised.\n"
+        "  Do: Look there.\n"
+        "  Going back to the previous stack can help.\n"
+        "\n"
+        "FAIL (BEFORE)  GPUs  gpu.count (driver)\n"
+        "  NVML sees 7.\n"
+        "  Do: Look at dmesg.\n"
+        "\n"
+        "WARN  x  stack.profile (stack)\n"
+        "  Another one is asked for.\n"
+        "  Do: Bring it there.\n"
+        "\n"
+        "layer    check                subject     result         figure\n"
+        "driver   gpu.count            GPUs        fail (before)  7 of 8\n"
+        "toolkit  toolkit.not_managed  toolkit     skipped        Nothing says which.\n"
+        "stack    import.ok            torch       pass           2.9.1, 1.2 s\n"
+        "stack    stack.profile        x           warn\n"
+        "stack    import.error         sgl_kernel  fail"
+    )
+
+
+def test_a_simulated_node_says_so_and_nothing_is_no_table() -> None:
+    assert report(dicts(replace(GOOD, simulated=True))).startswith("1 check: 1 pass (simulated GPU node)\n")
+    assert report([]) == "0 checks: none"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "text"),
+    [
+        (replace(GOOD, evidence={"busbw_gbps": 41.1, "seconds": 3}), "41.10 GB/s"),
+        (replace(GOOD, evidence={"seen": 8, "expected": 8}), "8 of 8"),
+        (replace(GOOD, evidence={"judged": 12, "files": 40}), "12 of 40 files"),
+        (replace(GOOD, evidence={"version": "", "seconds": 0.04}), "0.0 s"),
+        (replace(GOOD, evidence={"version": "2.9.1"}), "2.9.1"),
+        (replace(GOOD, evidence={"seen": "580.82.07"}), "580.82.07"),
+        (replace(GOOD, evidence={"seconds": "no number", "busbw_gbps": None}), ""),
+        (replace(SKIP, message="x" * 200), "x" * 69 + "..."),
+    ],
+)
+def test_figures(verdict: Verdict, text: str) -> None:
+    assert figure(verdict) == text
+
+
+def test_long_subjects_are_cut_and_all_columns_stay_in_line() -> None:
+    lines = as_text(table([replace(GOOD, subject="s" * 200), BAD])).splitlines()
+    assert len({line.index(word) for line, word in zip(lines[1:], ("result", "pass", "fail"), strict=True)}) == 1
+    assert max(map(len, lines)) < 120
+
+
+def test_nothing_from_a_node_steers_the_terminal() -> None:
+    hostile = replace(BAD, subject="\x1b[2Jx", message="a\x07b\x9bc\u202ed", action="\x1b]0;title\x07")
+    text = report(dicts(hostile))
+    assert not [char for char in text if char != "\n" and (ord(char) < 32 or 127 <= ord(char) < 160)]
+    assert "\u202e" not in text
+    assert tidy("a\tb\n") == "a\tb\n"
+
+
+VERDICTS = st.lists(
+    st.builds(
+        Verdict,
+        code=st.sampled_from(sorted(CODES)),
+        status=st.sampled_from(STATUSES),
+        layer=st.sampled_from(LAYERS),
+        subject=st.text(),
+        message=st.text(),
+        evidence=st.dictionaries(
+            st.sampled_from(["seconds", "seen", "expected", "busbw_gbps", "version", "judged", "files"]),
+            st.one_of(st.none(), st.integers(), st.floats(), st.text(), st.lists(st.integers())),
+        ),
+        action=st.text(),
+        preexisting=st.booleans(),
+    ),
+    max_size=6,
+)
+
+
+@given(VERDICTS)
+def test_any_verdicts_have_a_text_and_a_record_that_survives_json(verdicts: list[Verdict]) -> None:
+    assert report(dicts(*verdicts))
+    host = json.loads(json.dumps(record(dicts(*verdicts), host="h"), allow_nan=True))
+    assert as_text(host_lines(host))
+    assert has_failed(host) == (host["outcome"] == "failed")
+
+
+# ---- records ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "about", "outcome"),
+    [
+        ((GOOD, SKIP, WARN), {}, "verified"),
+        ((GOOD, BAD), {}, "failed"),
+        ((replace(BAD, preexisting=True),), {}, "verified"),
+        ((GOOD,), {"reason": "the disk is full"}, "failed"),
+        ((GOOD,), {"outcome": "rolled_back"}, "rolled_back"),
+    ],
+)
+def test_outcomes(verdicts: tuple[Verdict, ...], about: dict[str, str], outcome: str) -> None:
+    host = record(dicts(*verdicts), **about)
+    assert host["outcome"] == outcome
+    assert has_failed(host) == (outcome != "verified")
+
+
+def test_a_record_has_no_secrets() -> None:
+    verdict = replace(BAD, evidence={"environment": {"HF_TOKEN": "hunter2"}, "stderr": "https://me:hunter2@x/"})
+    assert "hunter2" not in json.dumps(record(dicts(verdict), reason="password=hunter2"))
+
+
+def test_an_unknown_outcome_names_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="unknown outcome 'fine'; known: " + ", ".join(OUTCOMES)):
+        record([], outcome="fine")
+
+
+def test_the_reason_is_shown_once() -> None:
+    host = record(dicts(BAD), reason=f"no space left\n{failure({'verdicts': dicts(BAD)}, 't')['reason']}", host="h")
+    text = as_text(host_lines(host))
+    assert text.count("It raised.") == 1
+    assert "no space left" in text
+
+
+def test_the_evidence_is_named_with_its_place() -> None:
+    host = record(dicts(BAD), host="gpu-01", evidence="evidence.tar.gz")
+    assert as_text(host_lines(host, "reports/1/gpu-01")).endswith("\nEvidence: reports/1/gpu-01/evidence.tar.gz")
+    assert "Evidence" not in as_text(host_lines(record(dicts(BAD), host="gpu-01")))
+
+
+def test_the_age_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "uptime").write_text("1000.50 3.0\n")
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert age_s({"pid_start": 990 * ticks}, tmp_path) == 10.5
+    assert age_s({"pid_start": 2000 * ticks}, tmp_path) == 0.0
+
+
+# ---- failures ---------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_verification_is_told_by_its_sentences() -> None:
+    found = failure({"verdicts": dicts(GOOD, BAD), "msg": "x"}, "Verify")
+    assert found["reason"] == "sgl_kernel: It raised. Look there."
+    assert (found["task"], found["needs_reboot"]) == ("Verify", False)
+
+
+def test_a_failed_tool_is_told_by_the_end_of_its_output() -> None:
+    reason = failure({"msg": "uv failed", "stderr": "\n".join(map(str, range(50)))}, "")["reason"]
+    assert reason.splitlines() == ["uv failed", *map(str, range(38, 50))]
+
+
+def test_only_a_reboot_is_missing() -> None:
+    waiting = Verdict("driver.reboot_pending", "needs-reboot", "driver", "driver", "Older.")
+    assert failure({"verdicts": dicts(waiting, GOOD)}, "")["needs_reboot"]
+    assert not failure({"verdicts": dicts(waiting, BAD)}, "")["needs_reboot"]
+
+
+FAILED = {"task": "Verify", "reason": "It raised.", "verdicts": []}
+
+
+def test_where_the_node_is_after_a_failure() -> None:
+    assert "needs a person" in failure_report(FAILED, {}, "new-1")
+    assert "has no live generation" in failure_report(FAILED, {"current": None, "verdicts": []}, "new-1")
+    well = failure_report(FAILED, {"current": "old-1", "verdicts": dicts(GOOD), "simulated": True}, "new-1")
+    assert "The node is on old-1, verified again (simulated GPU node):" in well
+    assert "2.9.1, 1.2 s" in well
+    broken = failure_report(FAILED, {"current": "old-1", "verdicts": dicts(BAD)}, "new-1")
+    assert "does NOT verify; a person is needed:\nsgl_kernel: It raised." in broken
+
+
+# ---- drift ------------------------------------------------------------------------------------------------------
+
+LIVE = "cu130-0123456789ab"
+BEFORE = {"current": LIVE, "drift": [], "drift_counts": {}, "state": {}}
+
+
+def found(before: dict[str, Any], layers: Any = (), plan: Any = None) -> list[tuple[str, str, str]]:
+    return [(v.code, v.status, v.message) for v in drift({**BEFORE, **before}, list(layers), plan)]
+
+
+def test_an_untouched_node_at_its_profile() -> None:
+    assert [(code, status) for code, status, _ in found({}, plan={"id": LIVE})] == [
+        ("stack.drift", "pass"),
+        ("stack.profile", "pass"),
+    ]
+
+
+def test_changed_files_are_named() -> None:
+    ((code, status, message), _) = found({"drift": ["a is gone", "b is new"]})
+    assert (code, status) == ("stack.drift", "fail")
+    assert message == "It was changed after it was verified: a is gone (and 1 more)."
+
+
+@pytest.mark.parametrize(
+    ("plan", "status", "words"),
+    [
+        (None, "skipped", "cannot be read here"),
+        ({"id": "cu130-ffffffffffff"}, "warn", "another lock of the same profile"),
+        ({"id": "cu128-0123456789ab"}, "warn", "cu128-0123456789ab"),
+    ],
+)
+def test_the_profile_that_is_live(plan: Any, status: str, words: str) -> None:
+    (_, (code, got, message)) = found({}, plan=plan)
+    assert (code, got) == ("stack.profile", status)
+    assert words in message
+
+
+def test_a_bare_node_fails_and_a_damaged_link_is_no_bare_node() -> None:
+    assert found({"current": None}) == [("stack.absent", "fail", "The node has no live generation.")]
+    assert found({"current": None, "drift": ["current is not a link"]}) == [
+        ("stack.drift", "fail", "The node has no live generation: current is not a link.")
+    ]
+
+
+def layer(name: str, items: list[str], count: int) -> dict[str, Any]:
+    return {"item": {"key": name}, "drift": items, "drift_counts": {"layers": count} if count else {}}
+
+
+def test_layers_below_the_stack_answer_for_themselves() -> None:
+    before = {"drift": ["file x"]}
+    layers = [layer("driver", ["file x"], 0), layer("toolkit", ["file x", "package y is gone", "z"], 2)]
+    assert found(before, layers)[:2] == [
+        ("driver.drift", "pass", "The driver is what the profile pins and what was installed."),
+        ("toolkit.drift", "fail", "Package y is gone. (2 differences.)"),
+    ]
+
+
+def test_a_layer_behind_a_long_list_is_not_forgotten() -> None:
+    items = [f"file {number}" for number in range(20)]
+    ((code, status, message), *_) = found({"drift": items}, [layer("driver", items, 3)])
+    assert (code, status, message) == ("driver.drift", "fail", "3 things are not as recorded.")
+
+
+def test_drift_of_a_simulated_node_says_so() -> None:
+    assert all(verdict.simulated for verdict in drift(BEFORE, [], None, True))
