@@ -494,6 +494,16 @@ def test_unattended_upgrades_may_change_the_driver(tree: Tree, blacklist: str, s
         assert "Package-Blacklist" in verdict.action
 
 
+def test_packages_that_may_lag_behind_the_driver_do_not_matter(tree: Tree) -> None:
+    tree.unattended_upgrades('Unattended-Upgrade::Package-Blacklist { "^nvidia-(utils|dkms)-580"; "libnvidia-"; };\n')
+    status = tree.at("/var/lib/dpkg/status").read_text()
+    stanza = "\nPackage: nvidia-settings\nStatus: install ok installed\nVersion: 510.47.03-0ubuntu4\n"
+    tree.write("/var/lib/dpkg/status", status + stanza)
+    assert ("driver.unattended_upgrades", "pass") in codes(judge(tree))
+    wanted = judge(tree, packages={"nvidia-settings": "510.47.03-0ubuntu4"})
+    assert ("driver.unattended_upgrades", "warn") in codes(wanted)
+
+
 def test_held_packages_are_safe_from_automatic_upgrades(tree: Tree) -> None:
     tree.unattended_upgrades("")
     tree.packages(VERSION, status="hold ok installed")

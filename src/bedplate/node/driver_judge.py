@@ -53,7 +53,7 @@ def judge(
         *driver_next_boot.judge(report, wanted, sources),
         *_parameters(report, wanted),
         *_hmm(report, cuda_init),
-        *_upgrades(report),
+        *_upgrades(report, wanted),
         *_half_installed(report),
         *_unreadable(report),
     ]
@@ -97,9 +97,7 @@ def _loaded_version(
             action = "Reboot the node (nvidia_driver_reboot); new CUDA processes fail until then."
             return Verdict("driver.reboot_pending", "needs-reboot", LAYER, SUBJECT, message, evidence, action)
         message = f"{loaded} is loaded and {new} is on disk{changed_by(report)}; the profile pins {version}."
-        action = (
-            f"Do not reboot yet, that would load {new}: install {version} first (provision.yml), and hold the packages."
-        )
+        action = f"Do not reboot yet, that would load {new}: install {version} first, with its pin (provision.yml)."
         return Verdict("driver.library_mismatch", "fail", LAYER, SUBJECT, message, evidence, action)
     if len(disk) > 1:
         differs = sources.library is not None and sources.library != loaded
@@ -290,17 +288,19 @@ def _hmm(report: Mapping[str, Any], cuda_init: int | None) -> list[Verdict]:
     return [Verdict("driver.hmm", "fail", LAYER, module, message, evidence, action)]
 
 
-def _upgrades(report: Mapping[str, Any]) -> list[Verdict]:
+def _upgrades(report: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[Verdict]:
     """Return whether automatic upgrades may change the driver."""
     if not report["packages"]:
         return []
     upgrades, subject = report["automatic_upgrades"], "unattended-upgrades"
-    if not upgrades["enabled"] or not upgrades["exposed"]:
+    # A newer nvidia-settings beside the driver harms nobody.
+    matter = {item["name"] for item in report["packages"] if item["core"]} | set(wanted.get("packages") or {})
+    names = [name for name in upgrades["exposed"] if name in matter]
+    if not upgrades["enabled"] or not names:
         message = "It leaves the driver's packages alone."
         return [Verdict("driver.unattended_upgrades", "pass", LAYER, subject, message, dict(upgrades))]
-    names = upgrades["exposed"]
     message = f"It may upgrade {len(names)} of the driver's packages under the running module, such as {names[0]}."
-    action = "Add them to Unattended-Upgrade::Package-Blacklist, or hold them: the role nvidia_driver does both."
+    action = "Add them to Unattended-Upgrade::Package-Blacklist, as the role nvidia_driver does for its own packages."
     return [Verdict("driver.unattended_upgrades", "warn", LAYER, subject, message, dict(upgrades), action)]
 
 
