@@ -171,6 +171,18 @@ class Tree:
         if installed:
             self.link(f"{base}/kernel-{release}-x86_64", f"{version}/{release}/x86_64")
 
+    def failed_build(self, version: str, release: str) -> None:
+        """Leave what DKMS leaves when the compiler refuses the module's source; the text is a real one."""
+        base = f"/var/lib/dkms/nvidia/{version}"
+        log = (
+            f"DKMS make.log for nvidia-{version} for kernel {release} (x86_64)\n"
+            "Wed Dec  2 01:57:43 UTC 2026\n"
+            "   gcc-12 -Wp,-MMD -Werror=date-time -c -o nv-pci.o nv-pci.c\n"
+            f"{base}/build/nvidia/nv-pci.c:223:9: error: too few arguments to function 'pci_resize_resource'\n"
+            f"make[3]: *** [scripts/Makefile.build:255: {base}/build/nvidia/nv-pci.o] Error 1\n"
+        )
+        self.write(f"{base}/build/make.log", log)
+
     def initramfs(self, release: str, names: list[str] | None, *, mtime: float = BOOT - 1800) -> None:
         """Write an image whose listing is these names; None stands for a tool that does not answer."""
         path = f"/boot/initrd.img-{release}"

@@ -310,9 +310,25 @@ def test_a_module_that_dkms_built_and_did_not_install(tree: Tree) -> None:
     tree.remove(f"var/lib/dkms/nvidia/kernel-{NEXT_KERNEL}-x86_64")
     verdict = only(judge(tree), "driver.dkms_missing")
     assert "built it and not installed it" in verdict.message
-    assert verdict.evidence["dkms"] == [
-        {"module": "nvidia", "version": VERSION, "kernel": NEXT_KERNEL, "state": "built"}
-    ]
+    (state,) = verdict.evidence["dkms"]
+    assert (state["version"], state["kernel"], state["state"]) == (VERSION, NEXT_KERNEL, "built")
+
+
+def test_the_driver_does_not_compile_for_a_newer_kernel(tree: Tree) -> None:
+    tree.kernel("6.8.0-90-generic")
+    tree.failed_build(VERSION, "6.8.0-90-generic")
+    verdict = only(judge(tree), "driver.dkms_missing")
+    assert verdict.subject == "kernel 6.8.0-90-generic"
+    assert "nv-pci.c:223:9: error: too few arguments to function 'pci_resize_resource'" in verdict.message
+    assert f"/var/lib/dkms/nvidia/{VERSION}/build/make.log" in verdict.action
+
+
+def test_a_build_for_headers_without_a_kernel_leaves_dpkg_half_done(tree: Tree) -> None:
+    tree.failed_build(VERSION, "6.8.0-91-generic")
+    tree.packages(VERSION, status="install ok half-configured")
+    verdict = only(judge(tree), "driver.half_installed")
+    assert "DKMS could not build it for the kernel 6.8.0-91-generic: nv-pci.c:223:9: error:" in verdict.message
+    assert "Remove that kernel and its headers" in verdict.action
 
 
 def test_an_older_module_is_in_the_way_for_the_next_kernel(tree: Tree) -> None:

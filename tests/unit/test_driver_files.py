@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from driver_tree import KERNEL, NEXT_KERNEL, OPEN, VERSION, Tree, elf_module, healthy, key, signature_list, signed
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bedplate.node import der, driver, initramfs, kernel_modules, modprobe_config, package_state, secure_boot
@@ -256,7 +256,7 @@ def test_states_of_dkms(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.dkms(VERSION, KERNEL)
     tree.dkms("575.57.08", KERNEL, installed=False)
-    tree.write("/var/lib/dkms/nvidia-current-open/535.261.03/build/make.log", "error\n")
+    tree.write("/var/lib/dkms/nvidia-current-open/535.261.03/build/make.log", "no log of DKMS\n")
     tree.write("/var/lib/dkms/zfs/2.2.2/x", "")
     tree.link("/var/lib/dkms/nvidia/kernel-gone-x86_64", "550.1.1/gone/x86_64")
     states = kernel_modules.dkms_states(Sysroot(str(tmp_path)))
@@ -401,6 +401,8 @@ WORDS = st.sampled_from(
 CONTENT = st.one_of(st.binary(max_size=80), st.lists(WORDS, max_size=20).map(lambda words: "".join(words).encode()))
 
 
+@example({"/proc/sys/kernel/osrelease": b"\0"})
+@example({"/proc/sys/kernel/osrelease": b"../../../etc"})
 @given(st.dictionaries(st.sampled_from(PATHS), st.one_of(CONTENT, st.none()), max_size=8))
 def test_any_content_in_any_file(files: dict[str, bytes | None]) -> None:
     with tempfile.TemporaryDirectory() as directory:

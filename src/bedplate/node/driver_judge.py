@@ -309,9 +309,14 @@ def _half_installed(report: Mapping[str, Any]) -> list[Verdict]:
     half = [f"{item['name']} ({item['state']})" for item in report["packages"] if item["state"] != "installed"]
     if not half:
         return []
+    failed = next((state for state in report["dkms"] if state["state"] == "failed"), None)
     message = f"dpkg did not finish {', '.join(half[:5])}."
     action = "Run `dpkg --configure -a`, or the playbook provision.yml again, which does."
-    return [Verdict("driver.half_installed", "fail", LAYER, SUBJECT, message, {"packages": half}, action)]
+    if failed:
+        message = f"{message[:-1]}: DKMS could not build it for the kernel {failed['kernel']}: {failed['error']}."
+        action = f"Read {failed['log']}. Remove that kernel and its headers, or pin a driver that is made for it."
+    evidence = {"packages": half, "dkms": failed}
+    return [Verdict("driver.half_installed", "fail", LAYER, SUBJECT, message, evidence, action)]
 
 
 def _unreadable(report: Mapping[str, Any]) -> list[Verdict]:

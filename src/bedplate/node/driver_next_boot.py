@@ -62,6 +62,11 @@ def _modules_of(report: Mapping[str, Any], kernel: str, version: str) -> list[Ve
     subject = f"kernel {kernel}"
     missing = [name for name in NEEDED_MODULES if name not in first]
     if missing:
+        failed = next((state for state in found["dkms"] if state["state"] == "failed"), None)
+        if failed:
+            message = f"It can boot and has no module {missing[0]}; DKMS could not build it: {failed['error']}."
+            action = f"Read {failed['log']}. Pin a driver that is made for this kernel, or remove the kernel."
+            return [Verdict("driver.dkms_missing", "fail", LAYER, subject, message, evidence, action)]
         built = any(state["state"] == "built" for state in found["dkms"])
         state = "DKMS has built it and not installed it" if built else "DKMS has not built it"
         why = "" if found["headers"] or built else ", and its headers are not installed"

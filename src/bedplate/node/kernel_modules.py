@@ -39,6 +39,13 @@ MAX_DIRECTORIES = 2000
 
 _MODULE_FILE = re.compile(r"(nvidia[\w-]*)\.ko(\.xz|\.zst|\.gz)?\Z")
 _DKMS_NAME = re.compile(r"nvidia")
+# "DKMS make.log for nvidia-580.82.07 for kernel 6.8.0-79-generic (x86_64)", the log's first line; then what make and
+# the compiler say: "nv-pci.c:223:9: error: too few arguments to function 'pci_resize_resource'".
+_LOG_KERNEL = re.compile(r"\ADKMS \(?make\.log\)?.* for (?:kernel )?(\S+) \(")
+_LOG_ERROR = re.compile(
+    r"^(?:\S*/)?(\S*?:\s?(?:\d+:)*\s?(?:fatal )?error: .*|ERROR: .*|\S+: not found)$", re.MULTILINE | re.IGNORECASE
+)
+MAKE_LOG_LIMIT = 16 << 20
 
 
 class ModuleError(ValueError):
@@ -225,11 +232,12 @@ def _walk(root: Sysroot, top: str) -> Iterator[str]:
 
 
 def dkms_states(root: Sysroot) -> list[dict[str, str]]:
-    """Return the states of DKMS's NVIDIA modules as {module, version, kernel, state}, as `dkms status` derives them.
+    """Return the states of DKMS's NVIDIA modules as {module, version, kernel, state, error, log}.
 
     state: "added" (no kernel), "built", or "installed" (DKMS keeps a link kernel-<kernel>-<arch> beside the
-    versions for what is installed; dkms(8) and its source, function module_status). A kernel for which a build
-    failed has no directory, and so no entry.
+    versions for what is installed; dkms(8) and its source, function module_status), as `dkms status` derives them; and
+    "failed", which it does not show: the last build for this kernel left its log, and nothing else. error: the first
+    error in that log.
     """
     tree = "/var/lib/dkms"
     states: list[dict[str, str]] = []
@@ -247,10 +255,29 @@ def dkms_states(root: Sysroot) -> list[dict[str, str]]:
                 installed = link in names and root.is_dir(f"{place}/{kernel}/{arch}")
                 installed = installed and _same(root, f"{tree}/{module}/{link}", f"{place}/{kernel}/{arch}")
                 state = "installed" if installed else "built"
-                states.append({"module": module, "version": version, "kernel": kernel, "state": state})
-            if not built:
-                states.append({"module": module, "version": version, "kernel": "", "state": "added"})
+                states.append(_state(module, version, kernel, state))
+            failed = _failed(root, module, version)
+            if failed and failed["kernel"] not in [kernel for kernel, _ in built]:
+                states.append(failed)
+            elif not built:
+                states.append(_state(module, version, "", "added"))
     return states
+
+
+def _state(module: str, version: str, kernel: str, state: str, *, error: str = "", log: str = "") -> dict[str, str]:
+    """Return one state."""
+    return {"module": module, "version": version, "kernel": kernel, "state": state, "error": error, "log": log}
+
+
+def _failed(root: Sysroot, module: str, version: str) -> dict[str, str] | None:
+    """Return the state of a build that failed: DKMS leaves the build directory then, with its log."""
+    path = f"/var/lib/dkms/{module}/{version}/build/make.log"
+    log = root.text(path, MAKE_LOG_LIMIT)
+    match = _LOG_KERNEL.search(log or "")
+    if log is None or not match:
+        return None
+    error = _LOG_ERROR.search(log)
+    return _state(module, version, match.group(1), "failed", error=error.group(1)[:300] if error else "", log=path)
 
 
 def _built(root: Sysroot, place: str) -> Iterator[tuple[str, str]]:

@@ -95,7 +95,7 @@ def last_change(root: Sysroot) -> dict[str, Any] | None:
     found: dict[str, Any] | None = None
     for fields in _stanzas(root.text("/var/log/apt/history.log", HISTORY_LIMIT) or ""):
         changed = [
-            f"{name} {versions.replace(', ', ' -> ')}"
+            f"{name} {versions.replace(', automatic', '').replace(', ', ' -> ')}"
             for action in ("Install", "Upgrade", "Downgrade", "Remove", "Purge", "Reinstall")
             for name, versions in re.findall(r"([a-z0-9.+-]+):\S+ \(([^)]*)\)", fields.get(action, ""))
             if is_driver_package(name)

@@ -29,8 +29,10 @@ class Sysroot:
     def path(self, name: str) -> str:
         """Return where a path of the node lies on this machine, links followed inside the root.
 
-        Raises OSError (ELOOP) when there are too many links.
+        Raises OSError when there are too many links (ELOOP), or when it is no path at all (EINVAL).
         """
+        if "\0" in name:  # file names come from files as well
+            raise OSError(errno.EINVAL, "no file name", name)
         if self.root == "/":
             return name
         resolved: list[str] = []
@@ -61,7 +63,7 @@ class Sysroot:
         try:
             # O_NONBLOCK: a FIFO in the place of a file must not hold up the caller.
             descriptor = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             self._note(name, error)
             return None
         try:
@@ -98,7 +100,7 @@ class Sysroot:
         """Return the sorted names in a directory; none when there is no directory."""
         try:
             return sorted(os.listdir(self.path(name)))
-        except (OSError, ValueError) as error:
+        except OSError as error:
             self._note(name, error)
             return []
 
@@ -106,7 +108,7 @@ class Sysroot:
         """Return the last name of the path that a path leads to, links followed; its own where it leads nowhere."""
         try:
             return os.path.basename(os.path.realpath(self.path(name)))
-        except (OSError, ValueError) as error:
+        except OSError as error:
             self._note(name, error)
             return os.path.basename(name)
 
@@ -133,7 +135,7 @@ class Sysroot:
         """Return the bytes that root may still write to the file system of a directory; None when it is absent."""
         try:
             info = os.statvfs(self.path(name))
-        except (OSError, ValueError) as error:
+        except OSError as error:
             self._note(name, error)
             return None
         return info.f_bavail * info.f_frsize
@@ -142,11 +144,11 @@ class Sysroot:
         """Return the status of what is at a path, None when there is nothing."""
         try:
             return os.stat(self.path(name))
-        except (OSError, ValueError) as error:
+        except OSError as error:
             self._note(name, error)
             return None
 
-    def _note(self, name: str, error: Exception) -> None:
+    def _note(self, name: str, error: OSError) -> None:
         """Keep why something could not be read, unless it is simply not there."""
-        if not isinstance(error, OSError) or error.errno not in _ABSENT:
-            self.unreadable[name] = getattr(error, "strerror", None) or str(error)
+        if error.errno not in _ABSENT:
+            self.unreadable[name] = error.strerror or str(error)
