@@ -12,7 +12,7 @@ import yaml
 
 ROLES = Path(__file__).resolve().parent.parent / "roles"
 # The fleet's variables first, then the roles in the order they run.
-ORDER = ("bedplate", "node_tools", "nvidia_driver", "cuda_toolkit", "python_stack", "rollback")
+ORDER = ("bedplate", "node_tools", "nvidia_driver", "cuda_toolkit", "python_stack", "rollback", "node_monitor")
 
 HEAD = """<!-- Written by `make docs` from roles/*/meta/argument_specs.yml; do not edit. -->
 # Variables
