@@ -112,6 +112,12 @@ def test_simulated_gpus_without_their_bus_are_not_counted(tmp_path: Path) -> Non
     assert failing(verdicts) == []
 
 
+def test_virtual_functions_are_parts_of_a_gpu(tree: HostTree) -> None:
+    for index in (6, 7):
+        (tree.path(gpu_bus_id(index)) / "physfn").symlink_to(f"../{gpu_bus_id(5)}")
+    assert len(host.gpus_on_bus(str(tree.root))) == len(report_of(tree)["gpus"]) == 6
+
+
 # ---- the bus: broken trees
 
 TREES: dict[str, tuple[Change, list[tuple[str, str, str]]]] = {
@@ -313,6 +319,7 @@ def test_acs_names_the_bridges_on_the_way(tree: HostTree) -> None:
         tree.set_acs(bridge, ACS_REDIRECTING)
     (verdict,) = [v for v in host.judge(report_of(tree), healthy_nvml(), EXPECT) if v.code == "node.acs"]
     assert verdict.evidence["redirecting"] == ["0000:20:01.1", "0000:22:00.0", "0000:23:10.0"]
+    assert "pci=disable_acs_redir=0000:20:01.1;0000:22:00.0;0000:23:10.0" in verdict.action
     assert verdict.evidence["paths"][gpu_bus_id(3)] == verdict.evidence["redirecting"]
 
 

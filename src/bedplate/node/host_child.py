@@ -77,12 +77,13 @@ def device(path: str) -> dict[str, Any]:
 
 
 def gpu_paths(root: str) -> list[str]:
-    """Return the directories of NVIDIA's display devices, as the links of the bus name them."""
+    """Return the directories of NVIDIA's display devices but for virtual functions, as the links of the bus name them."""
     return [
         path
         for path in sorted(glob.glob(os.path.join(glob.escape(root), "sys/bus/pci/devices/*")))
         if read(os.path.join(path, "vendor")) == "0x10de"
         and (read(os.path.join(path, "class")) or "").startswith("0x03")
+        and not os.path.islink(os.path.join(path, "physfn"))
     ]
 
 

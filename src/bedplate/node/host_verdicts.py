@@ -87,7 +87,11 @@ def _acs(report: Mapping[str, Any]) -> Verdict:
             f"{len(redirecting)} of the {len(bridges)} bridges above the GPUs redirect peer-to-peer traffic upstream: "
             f"{', '.join(redirecting[:4])}{' ...' if len(redirecting) > 4 else ''}."
         )
-        action = "Turn ACS off in the BIOS; it halves the bandwidth between GPUs, and with an IOMMU NCCL may hang."
+        # Documentation/admin-guide/kernel-parameters.txt; a kernel with an IOMMU turns ACS on whatever the BIOS says.
+        action = (
+            "It halves the bandwidth between GPUs, and with a translating IOMMU NCCL may hang: boot with "
+            f'"pci=disable_acs_redir={";".join(redirecting)}", or turn ACS off in the BIOS.'
+        )
         return Verdict("node.acs", "warn", LAYER, "ACS", message, evidence, action)
     if unreadable:
         message = f"The extended configuration space of {len(unreadable)} bridges cannot be read: only root can."

@@ -40,6 +40,8 @@ AER_FILES = {"fatal": "aer_dev_fatal", "nonfatal": "aer_dev_nonfatal", "correcta
 def gpus_on_bus(root: str = "/") -> list[dict[str, Any]]:
     """Return NVIDIA's display devices on the PCI bus; needs no driver, and reads only what the kernel keeps cached.
 
+    Virtual functions (vGPU) are not counted: they are parts of a GPU that is.
+
     root: the directory that stands for ``/``.
 
     Keys: bus_id ("0000:01:00.0"), pci_id ("10de:2bb5"), class ("0x030200"), driver (the one bound, or None). The list
@@ -48,7 +50,7 @@ def gpus_on_bus(root: str = "/") -> list[dict[str, Any]]:
     found = []
     for path in sorted(Path(root, "sys/bus/pci/devices").glob("*")):
         texts = {name: read_text(path / name) for name in ("vendor", "device", "class")}
-        if is_gpu(texts):
+        if is_gpu(texts) and not (path / "physfn").is_symlink():
             found.append(
                 {
                     "bus_id": path.name,
