@@ -92,7 +92,8 @@ DRIVER_VERSION = re.compile(r"(?:\d+:)?(\d{3,}\.\d+(?:\.\d+)?)-")
 def bedplate_driver_found(lines: Iterable[str]) -> dict[str, Any]:
     """Return the NVIDIA driver that the package database knows, from lines `status TAB name TAB version`.
 
-    Keys: version (of the driver, empty when there is none), flavour (open or proprietary, by the packages' names),
+    Keys: version (of the driver, empty when there is none), flavour (open or proprietary, by the packages' names; empty
+    without a package of modules),
     packages (exact version by name, of those at the driver's version), broken (names that are not in order: not
     configured, or core packages of another version).
     """
@@ -117,7 +118,7 @@ def bedplate_driver_found(lines: Iterable[str]) -> dict[str, Any]:
             broken.append(name)
     # A kernel module's packages say which one it is; libraries are the same for both.
     modules = [name for name in packages if "dkms" in name or "kernel" in name or "linux-modules" in name]
-    flavour = "open" if any("open" in name for name in modules) else "proprietary"
+    flavour = "open" if any("open" in name for name in modules) else "proprietary" if modules else ""
     return {"version": driver, "flavour": flavour, "packages": packages, "broken": sorted(broken)}
 
 
