@@ -25,6 +25,7 @@ from bedplate.node.verdicts import CODES, Verdict, failing, layers_of
 
 WANTED: dict[str, Any] = {"version": VERSION, "flavour": "open", "source": "nvidia", "parameters": {}, "packages": {}}
 NVML = {"error": None, "driver_version": VERSION, "gpus": []}
+CUDA = {"error": None, "timed_out": False, "code": 0, "version": 13000, "devices": 8}
 HMM_OFF = {"parameters": {"nvidia_uvm": {"uvm_disable_hmm": "1"}}}
 
 
@@ -34,7 +35,7 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def judge(tree: Tree, nvml: dict[str, Any] | None = None, **changes: Any) -> list[Verdict]:
-    options = {name: changes.pop(name) for name in ("expected_gpus", "cuda_init", "simulated") if name in changes}
+    options = {name: changes.pop(name) for name in ("expected_gpus", "cuda") if name in changes}
     verdicts = driver.judge(tree.inspect(), {**WANTED, **changes}, NVML if nvml is None else nvml, **options)
     for verdict in verdicts:
         info = CODES[verdict.code]
@@ -449,9 +450,10 @@ def test_a_container_has_no_kernel_to_check(tree: Tree) -> None:
 def test_a_parameter_that_is_live(tree: Tree) -> None:
     tree.write("/etc/modprobe.d/bedplate-nvidia.conf", "options nvidia-uvm uvm_disable_hmm=1\n")
     tree.write("/sys/module/nvidia_uvm/parameters/uvm_disable_hmm", "Y\n")
-    verdicts = judge(tree, cuda_init=3, **HMM_OFF)
+    verdicts = judge(tree, cuda={**CUDA, "code": 3}, **HMM_OFF)
     assert ("driver.parameter", "pass") in codes(verdicts)
     assert "driver.hmm" not in [verdict.code for verdict in verdicts]
+    assert only(verdicts, "driver.cuda_init").action.startswith("Look at `dmesg`")
 
 
 def test_a_parameter_that_is_configured_and_not_live(tree: Tree) -> None:
@@ -483,7 +485,7 @@ def test_a_parameter_of_nvidia_itself_is_not_in_sysfs(tree: Tree) -> None:
 
 
 def test_cuinit_fails_with_3_while_hmm_is_on(tree: Tree) -> None:
-    verdict = only(judge(tree, cuda_init=3), "driver.hmm")
+    verdict = only(judge(tree, cuda={**CUDA, "code": 3}), "driver.hmm")
     assert (verdict.status, verdict.subject) == ("fail", "nvidia_uvm")
     assert 'driver.parameters.nvidia_uvm.uvm_disable_hmm to "1"' in verdict.action
 
@@ -541,18 +543,3 @@ def test_a_module_whose_version_is_not_to_be_had(tree: Tree) -> None:
     tree.write("/proc/driver/nvidia/version", "")
     tree.write("/sys/module/nvidia/version", "")
     assert ("driver.version", "inconclusive") in codes(judge(tree))
-
-
-# Nodes that simulate their GPUs
-
-
-def test_simulated_gpus_have_no_driver_and_that_is_no_failure(tmp_path: Path) -> None:
-    assert codes(judge(Tree(tmp_path), simulated=True)) == [("driver.version", "skipped")]
-
-
-def test_packages_on_a_node_that_simulates_its_gpus_are_judged(tree: Tree) -> None:
-    tree.unloaded()
-    tree.remove("sys/bus/pci/devices/*")
-    assert bad(judge(tree, simulated=True, expected_gpus=8)) == []
-    tree.modules(NEXT_KERNEL, OLD)
-    assert bad(judge(tree, simulated=True, expected_gpus=8)) == [("driver.dkms_missing", "fail")]

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import driver_next_boot, driver_rules
+from . import cuda_start, driver_next_boot, driver_rules
 from .driver_sources import LAYER, SUBJECT, Sources, changed_by, main_module, sources_of
 from .modprobe_config import canonical, same_value
 from .secure_boot import insists
 from .verdicts import Verdict
 
-HMM = ("nvidia_uvm", "uvm_disable_hmm")
 NVML_MISMATCH = 18  # nvml.h, NVML_ERROR_LIB_RM_VERSION_MISMATCH
-CUDA_NOT_INITIALIZED = 3  # cuda.h, CUDA_ERROR_NOT_INITIALIZED
 
 # What must be readable for a verdict on the driver to mean anything.
 _ESSENTIAL = (
@@ -32,27 +30,22 @@ def judge(
     nvml: Mapping[str, Any] | None = None,
     *,
     expected_gpus: int | None = None,
-    cuda_init: int | None = None,
-    simulated: bool = False,
+    cuda: Mapping[str, Any] | None = None,
 ) -> list[Verdict]:
     """Return the verdicts on the driver.
 
     report: of driver.inspect. wanted: {version, flavour, parameters, source, packages}; an empty version asks only
     whether the parts agree with each other. nvml: what gpu.query returned. expected_gpus: how many GPUs the node must
-    have; 0 excuses a module that is not loaded because there is no GPU. cuda_init: what cuInit returned (cuda.h,
-    CUresult), where somebody asked. simulated: the node simulates its GPUs, so that no module of theirs can be loaded.
+    have; 0 excuses a module that is not loaded because there is no GPU. cuda: what
+    cuda_start.query returned, where somebody asked.
     """
-    expected_gpus = 0 if simulated else expected_gpus
-    if simulated and not report["loaded"]["module"] and not sources_of(report, wanted, {}).on_disk():
-        message = "The GPUs here are simulated, and no driver is installed."
-        return [Verdict("driver.version", "skipped", LAYER, SUBJECT, message)]
     sources = sources_of(report, wanted, nvml or {})
     return [
         *_versions(report, wanted, sources, nvml or {}, expected_gpus),
         *_flavour(report, wanted),
         *driver_next_boot.judge(report, wanted, sources),
         *_parameters(report, wanted),
-        *_hmm(report, cuda_init),
+        *(cuda_start.judge(cuda, report["parameters"]["live"]) if cuda else []),
         *_upgrades(report, wanted),
         *_half_installed(report),
         *_unreadable(report),
@@ -271,21 +264,6 @@ def _parameter(report: Mapping[str, Any], module: str, parameter: str, value: st
         action = f"Reboot the node, or reload {module} while nothing uses it."
         return Verdict("driver.parameter", "needs-reboot", LAYER, subject, message, evidence, action)
     return Verdict("driver.parameter", "pass", LAYER, subject, f"It is {live}, live and configured.", evidence)
-
-
-def _hmm(report: Mapping[str, Any], cuda_init: int | None) -> list[Verdict]:
-    """Return a failure when CUDA does not start because of heterogeneous memory management (HMM).
-
-    That HMM is on is judged with the machine (node.hmm); here it is the cause of what cuInit answered.
-    """
-    module, parameter = HMM
-    live = report["parameters"]["live"].get(module, {}).get(parameter)
-    if cuda_init != CUDA_NOT_INITIALIZED or same_value(live, "1"):
-        return []
-    message = "cuInit fails with 3 (not initialised) while NVML answers, and HMM is on: a known fault of the two."
-    action = f'Set driver.parameters.{module}.{parameter} to "1" in the profile, apply it, and reboot.'
-    evidence = {"live": live, "cuda_init": cuda_init}
-    return [Verdict("driver.hmm", "fail", LAYER, module, message, evidence, action)]
 
 
 def _upgrades(report: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[Verdict]:

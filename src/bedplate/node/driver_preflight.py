@@ -71,7 +71,7 @@ def preflight(
             _secure_boot(report, wanted),
             *_headers(report, wanted),
             *_space(report),
-            *_reboot(report, wanted),
+            *_reboot(report),
             *_interrupted(report),
         ]
     return verdicts
@@ -257,17 +257,17 @@ def _space(report: Mapping[str, Any]) -> list[Verdict]:
     return verdicts
 
 
-def _reboot(report: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[Verdict]:
-    """Return whether a reboot is pending already, and not because of the wanted driver itself."""
+def _reboot(report: Mapping[str, Any]) -> list[Verdict]:
+    """Return whether a reboot is pending already, and not because of the driver itself."""
     reboot = report["reboot"]
     if not reboot["required"]:
         return []
     packages = reboot["packages"]
     evidence = dict(reboot)
-    on_disk = report["libraries"]["libnvidia-ml.so"]["active"]
-    if packages and all(is_driver_package(name) for name in packages) and on_disk == wanted.get("version"):
-        message = "A reboot is pending for the wanted driver itself; it is on disk already."
-        action = "Allow the reboot: nvidia_driver_reboot."
+    if packages and all(is_driver_package(name) for name in packages):
+        # An interrupted run of ours, or a driver that is being taken back: refusing would keep the node as it is.
+        message = "A reboot is pending for packages of the driver only; this change replaces what it would load."
+        action = "Allow the reboot after the change: nvidia_driver_reboot."
         return [Verdict("driver.reboot_pending", "warn", LAYER, "node", message, evidence, action)]
     message = f"A reboot is pending already, for {', '.join(packages[:5]) or 'reasons that nobody noted'}."
     action = "Reboot the node first, so that a fault of that change is not taken for one of this."

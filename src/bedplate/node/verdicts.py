@@ -338,7 +338,7 @@ CODES: dict[str, CodeInfo] = {
     "driver.version": CodeInfo(
         "The version of the loaded module, the module on disk, the library and the packages, against the profile's.",
         True,
-        statuses=("pass", "fail", "inconclusive", "skipped"),
+        statuses=("pass", "fail", "inconclusive"),
     ),
     "driver.reboot_pending": CodeInfo(
         "All that is on disk is as wanted, and something older still runs until the next boot.",
@@ -384,6 +384,7 @@ CODES: dict[str, CodeInfo] = {
         True,
         statuses=("pass", "warn", "fail", "needs-reboot"),
     ),
+    "driver.cuda_init": CodeInfo("CUDA starts: cuInit, which can fail while NVML answers.", True, statuses=_CHECKED),
     "driver.hmm": CodeInfo(
         "CUDA does not start although NVML answers, and heterogeneous memory management is on.", True
     ),
