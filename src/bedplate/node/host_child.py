@@ -77,7 +77,7 @@ def device(path: str) -> dict[str, Any]:
 
 
 def gpu_paths(root: str) -> list[str]:
-    """Return the directories of NVIDIA's display devices but for virtual functions, as the links of the bus name them."""
+    """Return the directories of NVIDIA's display devices, without virtual functions: the links of the bus."""
     return [
         path
         for path in sorted(glob.glob(os.path.join(glob.escape(root), "sys/bus/pci/devices/*")))
