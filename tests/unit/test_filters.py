@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from importlib import import_module
+from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from ansible.errors import AnsibleFilterError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bedplate.controller.holder import current_run
 from bedplate.controller.inventory import PLAY_VARIABLES, known_variables, problems
 from bedplate.controller.plain import plain
 
 ROOT = Path(__file__).resolve().parents[2]
+FILTER_FILES = sorted((ROOT / "filter_plugins").glob("*.py"))
 KNOWN = {
     "bedplate_profile": {"type": "str", "required": True},
     "bedplate_wheels_source": {"type": "str", "choices": ["index", "mirror", "directory"]},
@@ -72,16 +77,24 @@ def test_the_roles_own_specs_are_the_list() -> None:
     assert not PLAY_VARIABLES & set(known)
 
 
+def set_by(tasks: Any) -> set[str]:
+    """Return the variables that tasks register or set, blocks and plays included."""
+    found: set[str] = set()
+    for task in tasks if isinstance(tasks, list) else []:
+        if isinstance(task, dict):
+            found |= {task["register"]} if isinstance(task.get("register"), str) else set()
+            found |= set(task.get("ansible.builtin.set_fact", {}))
+            for inner in ("tasks", "pre_tasks", "post_tasks", "handlers", "block", "rescue", "always"):
+                found |= set_by(task.get(inner))
+    return found
+
+
 def test_what_plays_set_is_known() -> None:
     """A variable set by the first play of a run must not be a mistake to the second."""
-    found: set[str] = set()
-    for folder in ("roles", "playbooks"):
-        for path in (ROOT / folder).rglob("*.yml"):
-            text = path.read_text()
-            found |= set(re.findall(r"^\s*register: (bedplate_\w+)", text, re.MULTILINE))
-            for block in re.findall(r"set_fact:\n((?:\s+\w+:.*\n(?:\s{6,}.*\n)*)+)", text):
-                found |= set(re.findall(r"^\s+(bedplate_\w+):", block, re.MULTILINE))
-    assert found
+    files = [path for folder in ("roles", "playbooks") for path in (ROOT / folder).rglob("*.yml")]
+    found = {name for path in files for name in set_by(yaml.safe_load(path.read_text()))}
+    found = {name for name in found if name.startswith("bedplate_")}
+    assert "bedplate_run" in found
     assert found <= PLAY_VARIABLES | set(known_variables(ROOT / "roles"))
 
 
@@ -92,15 +105,50 @@ def test_the_inventories_of_this_repository_are_right() -> None:
     assert problems(group | canary, known) == []
 
 
-@pytest.mark.parametrize("plugin", ["bedplate_run", "bedplate_inventory"])
-def test_every_filter_is_documented(plugin: str) -> None:
-    module = import_module(plugin)
-    if not hasattr(module, "FilterModule"):  # the lookup of the same name was imported first
-        pytest.skip(f"{plugin} is a lookup here")
-    for name, function in module.FilterModule().filters().items():
-        document = yaml.safe_load((ROOT / "filter_plugins" / f"{name}.yml").read_text())
-        assert document["DOCUMENTATION"]["name"] == name
-        assert function.__doc__
+def filters_of(path: Path) -> dict[str, Callable[..., Any]]:
+    """Load a file of filters by its path: a lookup may have the same name."""
+    spec = spec_from_file_location(f"filters_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    filters: dict[str, Callable[..., Any]] = module.FilterModule().filters()
+    return filters
+
+
+FILTERS = {name: found for path in FILTER_FILES for name, found in filters_of(path).items()}
+
+
+@pytest.mark.parametrize("name", sorted(FILTERS))
+def test_every_filter_is_documented(name: str) -> None:
+    document = yaml.safe_load((ROOT / "filter_plugins" / f"{name}.yml").read_text())
+    told = document["DOCUMENTATION"]
+    assert told["name"] == name
+    assert FILTERS[name].__doc__
+    first, *others = inspect.signature(FILTERS[name]).parameters.values()
+    assert first.kind is not inspect.Parameter.VAR_KEYWORD
+    if all(other.kind is not inspect.Parameter.VAR_KEYWORD for other in others):
+        assert set(told["options"]) == {"_input", *(other.name for other in others)}
+    assert name in document["EXAMPLES"]
+    assert document["RETURN"]["_value"]["description"]
+
+
+def test_no_document_is_left_over() -> None:
+    assert {path.stem for path in (ROOT / "filter_plugins").glob("*.yml")} == set(FILTERS)
+
+
+def test_the_filters_take_what_ansible_hands_them() -> None:
+    verdict = {"code": "import.error", "status": "fail", "layer": "stack", "subject": "torch", "message": "No."}
+    assert "FAIL  torch  import.error (stack)" in FILTERS["bedplate_report"]([verdict])
+    host = FILTERS["bedplate_record"]([verdict], host="gpu-01", reason="x")
+    assert (host["host"], host["outcome"]) == ("gpu-01", "failed")
+    with pytest.raises(AnsibleFilterError, match=r"bedplate_record: unknown verdict code 'no\.such'"):
+        FILTERS["bedplate_record"]([{**verdict, "code": "no.such"}])
+    with pytest.raises(AnsibleFilterError, match="bedplate_record: "):
+        FILTERS["bedplate_record"]([{}])
+    before = {"current": None, "drift": [], "drift_counts": {}}
+    assert [verdict["code"] for verdict in FILTERS["bedplate_drift"](before, [], None, True)] == ["stack.absent"]
+    assert FILTERS["bedplate_run_age"](current_run()["holder"]) >= 0
 
 
 def test_plain_undoes_tagged_values() -> None:
