@@ -421,9 +421,19 @@ def test_which_gpus_are_stuck() -> None:
     ]
 
 
-@pytest.mark.parametrize(("code", "stuck"), [(None, True), (15, True), (12, False), (3, False)])
-def test_an_nvml_that_does_not_come_back_is_stuck_and_one_that_is_missing_is_not(code: int | None, stuck: bool) -> None:
-    assert bool(busy_gpus({"error": {"code": code, "name": "TIMEOUT", "text": "It hung"}, "gpus": []})) is stuck
+@pytest.mark.parametrize(
+    ("name", "code", "stuck"),
+    [
+        ("TIMEOUT", None, True),
+        ("GPU_IS_LOST", 15, True),
+        ("PYNVML_MISSING", None, False),
+        ("LIBRARY_NOT_FOUND", 12, False),
+    ],
+)
+def test_an_nvml_that_does_not_come_back_is_stuck_and_one_that_is_missing_is_not(
+    name: str, code: int | None, stuck: bool
+) -> None:
+    assert bool(busy_gpus({"error": {"code": code, "name": name, "text": "It hung"}, "gpus": []})) is stuck
 
 
 FILL_SHM = """    import mmap

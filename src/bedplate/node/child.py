@@ -252,8 +252,8 @@ def read_environment(path: Path) -> dict[str, str]:
 def _write_files(directory: Path, start: Mapping[str, Any], probe: ModuleType, account: Any) -> None:
     """Write what the child reads into its private directory, and give that to the child's user."""
     try:
-        (directory / "start.py").write_text(_source(child_start), encoding="utf-8")
-        (directory / "probe.py").write_text(_source(probe), encoding="utf-8")
+        (directory / "start.py").write_text(source_of(child_start), encoding="utf-8")
+        (directory / "probe.py").write_text(source_of(probe), encoding="utf-8")
         (directory / "config.json").write_text(json.dumps(start), encoding="utf-8")
         if account:
             # The files as well: under a umask of 077 they would be root's alone.
@@ -285,7 +285,7 @@ def _remove_stale() -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _source(module: ModuleType) -> str:
+def source_of(module: ModuleType) -> str:
     """Return the source text of a module from its own loader, which may be the zip that Ansible sends.
 
     Not inspect.getsource: its cache is shared by threads, and imports are checked in several at once.

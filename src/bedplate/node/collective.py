@@ -63,8 +63,7 @@ SHM_BYTES_PER_RANK = 2 * 9637888
 # A group whose last stage began within this share of the limit was slow, and did not hang.
 PROGRESS_SHARE = 0.1
 STUCK_PERCENT = 50  # of utilisation
-# NVML codes of ``gpu.query`` after a hang: none (it hung or crashed itself), lost, reset required, not found.
-_STUCK = (None, 15, 16, 28)
+_STUCK = (15, 16, 28)  # NVML codes: the GPU is lost, needs a reset, is not found
 IDLE_WAIT_S = 10.0  # that killed ranks may take to leave the GPUs; utilisation is an average of a second
 
 _KILLING_S = rank_child.FAILURE_GRACE_S + rank_child.PRINT_S + rank_child.KILL_GRACE_S
@@ -154,7 +153,8 @@ def busy_gpus(found: Mapping[str, Any]) -> list[str]:
     that process's business.
     """
     error = found.get("error")
-    sentences = [f"NVML answers {error['name']}: {error['text']}"] if error and error["code"] in _STUCK else []
+    stuck = error and (error["name"] in ("TIMEOUT", "CRASH") or error["code"] in _STUCK)
+    sentences = [f"NVML answers {error['name']}: {error['text']}"] if error and stuck else []
     for gpu in found.get("gpus", []):
         name = f"GPU {gpu['index']}"
         if gpu.get("error"):
