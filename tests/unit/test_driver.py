@@ -543,3 +543,18 @@ def test_a_module_whose_version_is_not_to_be_had(tree: Tree) -> None:
     tree.write("/proc/driver/nvidia/version", "")
     tree.write("/sys/module/nvidia/version", "")
     assert ("driver.version", "inconclusive") in codes(judge(tree))
+
+
+def test_a_module_of_nvidias_own_installer_is_found(tree: Tree) -> None:
+    tree.remove(f"lib/modules/{NEXT_KERNEL}/updates")
+    for name in MODULES:
+        tree.module(NEXT_KERNEL, VERSION, name, place="kernel/drivers/video")
+    assert bad(judge(tree)) == []
+
+
+def test_a_live_value_that_cannot_be_read_is_not_taken_for_another_one(tree: Tree) -> None:
+    tree.write("/etc/modprobe.d/x.conf", "options nvidia_uvm uvm_disable_hmm=1\n")
+    tree.remove("sys/module/nvidia_uvm/parameters/uvm_disable_hmm")
+    tree.at("/sys/module/nvidia_uvm/parameters/uvm_disable_hmm").mkdir()
+    verdict = only(judge(tree, **HMM_OFF), "driver.parameter")
+    assert (verdict.status, "does not show its value" in verdict.message) == ("warn", True)

@@ -15,8 +15,8 @@ NVML_MISMATCH = 18  # nvml.h, NVML_ERROR_LIB_RM_VERSION_MISMATCH
 
 # What must be readable for a verdict on the driver to mean anything.
 _ESSENTIAL = (
-    "/proc/driver/nvidia",
-    "/sys/module/nvidia",
+    "/proc/driver/nvidia/version",
+    "/sys/module/nvidia/version",
     "/lib/modules",
     "/boot",
     "/var/lib/dkms",

@@ -8,19 +8,16 @@ followed by a signature (the kernel's scripts/sign-file.c and linux/module_signa
 from __future__ import annotations
 
 import lzma
-import mmap
 import os
 import re
 import struct
 import subprocess
 import zlib
 from collections.abc import Iterator
-from typing import Any, Union
+from typing import Any
 
 from .der import DerError, signer
 from .sysroot import Sysroot
-
-Buffer = Union[bytes, mmap.mmap]
 
 MAX_MODULE = 512 << 20  # bytes of a module, unpacked; nvidia.ko has about 100 MiB
 MAX_MODINFO = 4 << 20  # bytes of .modinfo
@@ -52,7 +49,7 @@ class ModuleError(ValueError):
     """The file is not a kernel module that can be read; the text says why."""
 
 
-def modinfo(data: Buffer) -> dict[str, str]:
+def modinfo(data: bytes) -> dict[str, str]:
     """Return the texts of .modinfo of a module in ELF64, little-endian, the first one of each key.
 
     Raises ModuleError for anything else.
@@ -72,7 +69,7 @@ def modinfo(data: Buffer) -> dict[str, str]:
             at, size = section[4:6]
             if size > MAX_MODINFO or at + size > len(data):
                 raise ModuleError("its section .modinfo lies outside the file")
-            return _modinfo_texts(bytes(data[at : at + size]))
+            return _modinfo_texts(data[at : at + size])
     raise ModuleError("it has no section .modinfo")
 
 
@@ -86,7 +83,7 @@ def _modinfo_texts(section: bytes) -> dict[str, str]:
     return found
 
 
-def signature(data: Buffer) -> dict[str, Any]:
+def signature(data: bytes) -> dict[str, Any]:
     """Return {"signed": bool, "signer": name, "serial": hex, "error": text} of a module's trailer.
 
     "signer" and "serial" are empty when the module is not signed, or when the signature cannot be read; then
@@ -104,7 +101,7 @@ def signature(data: Buffer) -> dict[str, Any]:
     if kind != PKEY_ID_PKCS7 or signer_length or key_length or length > header_at:
         return {**found, "error": "the signature is not of a known kind"}
     try:
-        who = signer(bytes(data[header_at - length : header_at]))
+        who = signer(data[header_at - length : header_at])
     except DerError as error:
         return {**found, "error": str(error)}
     return {**found, "signer": who.name or who.key_id.hex(), "serial": who.serial, "_signer": who}
@@ -208,6 +205,8 @@ def module_files(root: Sysroot, kernel: str) -> list[str]:
     base = f"/lib/modules/{kernel}"
     prebuilt = [f"kernel/{name}" for name in root.names(f"{base}/kernel") if name.startswith("nvidia")]
     found = [path for place in (*PLACES, *prebuilt) for path in sorted(_walk(root, f"{base}/{place}"))]
+    video = f"{base}/kernel/drivers/video"  # NVIDIA's own installer; its subdirectories are the kernel's
+    found += [f"{video}/{name}" for name in root.names(video) if _MODULE_FILE.match(name)]
     listed = set(re.findall(r"^(\S+?):", root.text(f"{base}/modules.dep", 64 << 20) or "", re.MULTILINE))
     return sorted(found, key=lambda path: path[len(base) + 1 :] not in listed)
 

@@ -114,7 +114,7 @@ def _command_line(text: str, parameters: dict[str, dict[str, dict[str, str]]], b
 
 
 def live_parameters(root: Sysroot) -> dict[str, dict[str, str]]:
-    """Return the parameters of the loaded NVIDIA modules, module -> parameter -> value as the kernel shows it.
+    """Return the parameters of the loaded NVIDIA modules, module -> parameter -> value, as far as the kernel shows it.
 
     Those of nvidia itself are not in sysfs but in /proc/driver/nvidia/params, without their prefix NVreg_.
     """
@@ -123,7 +123,7 @@ def live_parameters(root: Sysroot) -> dict[str, dict[str, str]]:
         if module.startswith("nvidia"):
             directory = f"/sys/module/{module}/parameters"
             values = {name: root.line(f"{directory}/{name}") for name in root.names(directory)}
-            found[canonical(module)] = {name: value or "" for name, value in values.items()}
+            found[canonical(module)] = {name: value for name, value in values.items() if value is not None}
     if "nvidia" in found:
         for line in (root.text("/proc/driver/nvidia/params") or "").splitlines():
             name, separator, value = line.partition(":")

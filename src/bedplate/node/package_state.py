@@ -26,9 +26,9 @@ _NOT_DRIVER = re.compile(r".*(container|docker|cuda-(toolkit|dev|doc|gdb)|fabric
 
 # Those whose upstream version is the driver's own. Others, such as nvidia-settings or nvidia-persistenced, may lag.
 _CORE_PACKAGE = re.compile(
-    r"(libnvidia-(compute(-\d+(-server)?)?|ml1?|cfg1(-\d+)?|cuda-libs|driver-cuda)|libcuda1|nvidia-(smi|utils-\d+(-server)?|"
-    r"dkms-\d+(-server)?(-open)?|dkms-open|open-kernel-dkms|kernel-open-dkms|kernel-dkms|kernel-source-\d+(-server)?(-open)?|"
-    r"kernel-common-\d+(-server)?|driver-cuda))\Z"
+    r"(libnvidia-(compute(-\d+(-server)?)?|ml1?|cfg1(-\d+)?|cuda-libs|driver-cuda)|libcuda1|nvidia-(smi|utils(-\d+)?(-server)?|"
+    r"dkms-\d+(-server)?(-open)?|dkms-open|open-kernel-dkms|kernel-open-dkms|kernel-dkms|kernel-source(-\d+)?(-server)?(-open)?|"
+    r"kernel-common(-\d+)?(-server)?|driver-cuda))\Z"
 )
 _DRIVER_VERSION = re.compile(r"\d{3,}\.\d+(\.\d+)?\Z")
 
