@@ -295,6 +295,9 @@ def test_the_iommu_that_the_profile_wants(healthy: dict[str, Any], mode: str, wa
     report = {**healthy, "iommu": {**healthy["iommu"], "mode": mode}}
     (verdict,) = [v for v in host.judge(report, healthy_nvml(), {**EXPECT, "iommu": wanted}) if v.code == "node.iommu"]
     assert verdict.status == status
+    assert bool(verdict.action) == (status in ("fail", "inconclusive"))
+    if status == "fail":
+        assert f"`iommu={wanted}`" in verdict.action
 
 
 def test_translation_and_redirection_together_hang(tree: HostTree) -> None:
@@ -319,6 +322,7 @@ def test_acs_names_the_bridges_on_the_way(tree: HostTree) -> None:
         tree.set_acs(bridge, ACS_REDIRECTING)
     (verdict,) = [v for v in host.judge(report_of(tree), healthy_nvml(), EXPECT) if v.code == "node.acs"]
     assert verdict.evidence["redirecting"] == ["0000:20:01.1", "0000:22:00.0", "0000:23:10.0"]
+    assert "..." not in verdict.message
     assert "pci=disable_acs_redir=0000:20:01.1;0000:22:00.0;0000:23:10.0" in verdict.action
     assert verdict.evidence["paths"][gpu_bus_id(3)] == verdict.evidence["redirecting"]
 

@@ -112,6 +112,12 @@ def test_the_worst_xid_of_a_gpu_counts_and_each_gpu_has_its_own() -> None:
     [
         ("GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)", "needs-reset"),
         ("GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)", "needs-reboot"),
+        ("GPU recovery action changed from 0x0 (None) to 0x3 (Drain P2P)", "needs-reset"),
+        ("GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)", "needs-reset"),
+        ("GPU recovery action changed from 0x0 (None) to 0x5 (IMEX)", "needs-reset"),
+        ("GPU recovery action changed from 0x0 (None) to 0x6 (Bus Reset)", "needs-reset"),
+        ("GPU recovery action changed from 0x0 (None) to 0x7 (System Reboot)", "needs-reboot"),
+        ("GPU recovery action changed from 0x0 (None) to 0xff (something new)", "warn"),
         ("GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)", "pass"),
         ("words of a later driver", "pass"),
     ],
@@ -136,6 +142,8 @@ def test_a_gpu_that_has_recovered_since_is_a_warning(number: int, status: str) -
 
 def test_no_xid_passes_and_an_unreadable_log_is_skipped() -> None:
     assert statuses("NVRM: loading") == [("gpu.xid", "pass", "GPUs")]
+    assert xid.judge(log())[0].message == "No Xid since boot."
+    assert xid.judge(log("NVRM: Xid (PCI:0000:41:00): 63, x"))[0].message == "No Xid since boot asks for anything."
     (verdict,) = xid.judge(log(source=None, complete=False, reason="/dev/kmsg: Operation not permitted"))
     assert (verdict.code, verdict.status) == ("gpu.xid", "skipped")
     assert "Operation not permitted" in verdict.message
