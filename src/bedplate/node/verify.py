@@ -10,6 +10,7 @@ from . import driver, gpu, host, toolkit
 from .child import read_environment
 from .collective import busy_gpus, check_collective
 from .imports import check_imports
+from .operations import check_operations
 from .stack import check_stack
 from .verdicts import Verdict, blame, simulated
 
@@ -84,10 +85,10 @@ def _preflight(options: Mapping[str, Any]) -> list[Verdict]:
 
 
 def _toolkit(options: Mapping[str, Any]) -> list[Verdict]:
-    """Return the verdicts of the CUDA toolkit; a torch extension is built where the stack is verified, too."""
+    """Return the verdicts of the CUDA toolkit; a torch extension is built where that is asked for."""
     if not options["toolkit"]:
         return [_not_managed("toolkit", _NOT_MANAGED["toolkit"])]
-    generation = options["generation"] if "stack" in options["layers"] else None
+    generation = options["generation"] if "extension" in options["checks"] else None
     python = str(Path(generation) / "venv" / "bin" / "python") if generation else ""
     arch = options["expect"].get("arch")
     return toolkit.judge(
@@ -127,9 +128,18 @@ def _stack(options: Mapping[str, Any], checks: list[str]) -> list[Verdict]:
             user=options["user"],
             arch=options["expect"].get("arch") or "",
         )
+    torch_fails = any(v.subject == "torch" and v.status == "fail" for v in verdicts)
+    if "operations" in checks and torch_fails:
+        message = "It did not run, because torch does not import."
+        for name in options["operations"]:
+            verdicts.append(Verdict("operation.unavailable", "skipped", "stack", name, message))
+    elif "operations" in checks:
+        # The GPUs of a simulated node are there for NVML only: torch sees none, and cannot.
+        gpus = None if options["simulated"] else options["expect"].get("gpus")
+        timeout = options["operation_timeout"]
+        verdicts += check_operations(options["operations"], timeout_s=timeout, gpus=gpus, **shared)
     if "collective" in checks:
-        torch = next((v for v in verdicts if v.subject == "torch" and v.status == "fail"), None)
-        if torch:
+        if torch_fails:
             subject = f"all-reduce {collective['backend']}"
             message = "It did not run, because torch does not import."
             verdicts.append(Verdict("collective.unavailable", "skipped", "stack", subject, message))
