@@ -74,6 +74,7 @@ def test_a_healthy_node_has_nothing_to_say(healthy: dict[str, Any]) -> None:
     assert skipped == [
         ("gpu.link_speed", "The GPUs are at rest, when links slow down; the speed counts under load only.")
     ]
+    assert verdicts[0].message == "The PCI bus has 8 and so does NVML."
     assert {v.code for v in verdicts} >= {"gpu.pci_count", "gpu.link_width", "gpu.xid", "node.acs", "node.iommu"}
 
 
@@ -86,6 +87,7 @@ def test_before_any_driver_the_bus_is_judged(tree: HostTree) -> None:
         tree.bind(index, None)
     verdicts = host.judge(report_of(tree), None, EXPECT)
     assert bad(verdicts) == []
+    assert (verdicts[0].message, verdicts[0].evidence["nvml"]) == ("The PCI bus has 8.", None)
     assert {v.code: v.status for v in verdicts}["gpu.bar1"] == "pass"
     assert "gpu.ecc" not in {v.code for v in verdicts}
 
@@ -238,6 +240,12 @@ def test_a_slot_with_fewer_lanes_is_a_warning_unless_the_profile_wants_more(tree
     assert bad(host.judge(report, healthy_nvml(), {**EXPECT, "pcie_width": 8})) == []
 
 
+def test_half_the_lanes_without_an_expectation(tree: HostTree) -> None:
+    tree.gpu_file(3, "current_link_width", "8\n")
+    verdicts = host.judge(report_of(tree), healthy_nvml(), {**EXPECT, "pcie_width": None})
+    assert bad(verdicts) == [("gpu.link_width", "fail", GPU3)]
+
+
 @pytest.mark.parametrize(("minimum", "status"), [(98304, "fail"), (None, "fail")])
 def test_256_mib_of_bar1(tree: HostTree, minimum: int | None, status: str) -> None:
     for index in range(8):
@@ -388,6 +396,10 @@ NVML: dict[str, tuple[dict[str, Any], list[tuple[str, str, str]]]] = {
     ),
     "the driver wants a reset": ({"recovery_action": "gpu-reset"}, [("gpu.recovery", "needs-reset", GPU3)]),
     "the driver wants a reboot": ({"recovery_action": "node-reboot"}, [("gpu.recovery", "needs-reboot", GPU3)]),
+    "the driver wants the system's": ({"recovery_action": "system-reboot"}, [("gpu.recovery", "needs-reboot", GPU3)]),
+    "the driver wants the bus reset": ({"recovery_action": "bus-reset"}, [("gpu.recovery", "needs-reset", GPU3)]),
+    "the driver wants a drain": ({"recovery_action": "drain-p2p"}, [("gpu.recovery", "needs-reset", GPU3)]),
+    "the driver wants a drain first": ({"recovery_action": "drain-and-reset"}, [("gpu.recovery", "needs-reset", GPU3)]),
     "the driver wants something new": ({"recovery_action": "action 9"}, [("gpu.recovery", "needs-reset", GPU3)]),
     "busy with nothing": ({"utilization": 100}, [("gpu.wedged", "needs-reset", GPU3)]),
     "busy with something": ({"utilization": 100, "processes": [4242], "pcie_gen": 5}, []),
