@@ -8,7 +8,7 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 
 from bedplate.controller.errors import BedplateError
-from bedplate.controller.nodes import generation_named, layers_to_go_back
+from bedplate.controller.nodes import baseline, generation_named, layers_to_go_back
 from bedplate.controller.plain import plain
 from bedplate.controller.report import age_s, failure, failure_report, record, report
 from bedplate.controller.report_drift import drift
@@ -61,6 +61,11 @@ def bedplate_layers_of(layers: Any, profile: Any) -> list[dict[str, Any]]:
     return layers_to_go_back(plain(layers), plain(profile))
 
 
+def bedplate_excuses(verdicts: Any, changed: Any) -> list[dict[str, Any]]:
+    """Return those verdicts from before a change that can excuse the same failure after it."""
+    return baseline(plain(verdicts), plain(changed))
+
+
 class FilterModule:
     """Ansible's entry point."""
 
@@ -74,5 +79,6 @@ class FilterModule:
             "bedplate_drift": bedplate_drift,
             "bedplate_run_age": bedplate_run_age,
             "bedplate_generation": bedplate_generation,
+            "bedplate_excuses": bedplate_excuses,
             "bedplate_layers_of": bedplate_layers_of,
         }

@@ -28,10 +28,11 @@ options:
   checks:
     description:
       - The checks to run, as far as their layer is among O(layers).
-      - V(preflight) judges whether the driver may be changed now; it runs only when it is named.
+      - V(preflight) judges whether the driver may be changed now, V(extension) builds a torch extension with the
+        toolkit, which takes most of a minute. Both run only when they are named.
     type: list
     elements: str
-    choices: [preflight, driver, gpus, node, toolkit, imports, operations, collective]
+    choices: [preflight, driver, gpus, node, toolkit, extension, imports, operations, collective]
     default: [driver, gpus, node, toolkit, imports, operations, collective]
   driver:
     description:
@@ -93,6 +94,10 @@ options:
         type: list
         elements: str
         default: []
+      host_compiler:
+        description: Path of the compiler that nvcc shall call; empty means the gcc of C(PATH).
+        type: str
+        default: ""
   expect:
     description:
       - What the node must have, as the block C(expect) of a profile.
@@ -326,9 +331,10 @@ def argument_spec() -> dict[str, dict[str, Any]]:
     """Return the options of the module."""
     layers = ["driver", "toolkit", "stack"]
     checks = ["driver", "gpus", "node", "toolkit", "imports", "operations", "collective"]
+    choices = ["preflight", *checks[:4], "extension", *checks[4:]]
     return {
         "layers": {"type": "list", "elements": "str", "choices": layers, "default": layers},
-        "checks": {"type": "list", "elements": "str", "choices": ["preflight", *checks], "default": checks},
+        "checks": {"type": "list", "elements": "str", "choices": choices, "default": checks},
         "driver": {"type": "dict", "options": _driver()},
         "gpu_wait": {"type": "float", "default": 0},
         "toolkit": {"type": "dict", "options": _toolkit()},
@@ -366,6 +372,7 @@ def _toolkit() -> dict[str, dict[str, Any]]:
         "source": {"type": "str", "choices": ["nvidia", "wheels", "none"], "default": "none"},
         "default": {"type": "bool", "default": False},
         "components": {"type": "list", "elements": "str", "default": []},
+        "host_compiler": {"type": "str", "default": ""},
     }
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from bedplate.node.verdicts import CODES
 
 from .errors import BedplateError, near
 
@@ -57,3 +59,23 @@ def layers_to_go_back(layers: Mapping[str, Mapping[str, Any]], profile: Mapping[
         source = {key: (now or entry["to"])[key] for key in ("source",) if key in (now or entry["to"])}
         changes.append({"layer": layer, "record": {**source, **(remembered[0] if remembered else {}), **pins}})
     return changes
+
+
+def baseline(verdicts: Sequence[Mapping[str, Any]], changed: Sequence[str]) -> list[dict[str, Any]]:
+    """Return those verdicts from before a change that can excuse the same failure after it.
+
+    Args:
+        verdicts: of the verification before the change.
+        changed: the layers that the run may change.
+
+    Of a layer that changes only what no software can cure is kept, such as a missing GPU, and the collectives: a
+    path between GPUs that was broken before is not the new stack's fault. That the old stack did not import either
+    excuses nothing.
+    """
+    return [
+        dict(verdict)
+        for verdict in verdicts
+        if verdict["layer"] not in changed
+        or verdict["code"].startswith("collective.")
+        or not CODES[verdict["code"]].rollback_helps
+    ]
