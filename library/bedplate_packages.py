@@ -44,6 +44,32 @@ options:
     description: Part of the address of the repository that has the versions; empty for any.
     type: str
     default: ""
+  preview:
+    description:
+      - Judge as if this repository were configured, for check mode on a node that does not have it yet. Its lists are
+        fetched into a private directory, under the pinned key; the node's own are not touched.
+    type: dict
+    suboptions:
+      uris:
+        description: Address of the repository.
+        type: str
+        required: true
+      suites:
+        description: Its suite.
+        type: str
+        default: ./
+      key:
+        description: Address, or path on the node, of its key.
+        type: str
+        required: true
+      fingerprint:
+        description: Fingerprint of that key, 40 hexadecimal digits.
+        type: str
+        required: true
+      preferences:
+        description: Text of a preferences file that would be there too.
+        type: str
+        default: ""
   own:
     description: Patterns of names of the layer's own packages, with shell wildcards; empty for the built-in ones.
     type: list
@@ -81,6 +107,22 @@ EXAMPLES = r"""
       nvidia-kernel-open-dkms: 580.82.07-1
     site: developer.download.nvidia.com
   register: driver_plan
+
+- name: Judge it on a node that does not have the repository yet
+  bedplate_packages:
+    layer: driver
+    packages:
+      nvidia-driver-cuda: 580.82.07
+      nvidia-kernel-open-dkms: 580.82.07
+    preview:
+      uris: https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/
+      key: https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/3bf863cc.pub
+      fingerprint: EB693B3035CD5710E231E123A4B469963BF863CC
+      preferences: |
+        Package: src:*nvidia*:any src:cuda-drivers:any
+        Pin: version 580.82.07-1
+        Pin-Priority: 1000
+  check_mode: true
 
 - name: See whether the packages are there and kept
   bedplate_packages:
@@ -146,6 +188,16 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         "layer": {"type": "str", "choices": ["driver", "toolkit"], "required": True},
         "packages": {"type": "dict", "required": True},
         "site": {"type": "str", "default": ""},
+        "preview": {
+            "type": "dict",
+            "options": {
+                "uris": {"type": "str", "required": True},
+                "suites": {"type": "str", "default": "./"},
+                "key": {"type": "str", "required": True, "no_log": False},
+                "fingerprint": {"type": "str", "required": True},
+                "preferences": {"type": "str", "default": ""},
+            },
+        },
         "own": {"type": "list", "elements": "str", "default": []},
         "allow_downgrade": {"type": "bool", "default": False},
         "allow_kernel_change": {"type": "bool", "default": False},

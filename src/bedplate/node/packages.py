@@ -7,12 +7,14 @@ a transitional name, a kernel, a package of somebody else. Afterwards the packag
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from .apt_preview import preview
 from .apt_query import (
     LOCKS,
     NODE,
@@ -331,7 +333,15 @@ def perform(options: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
 
     Returns the result, and whether a verdict stands in the way. Raises PackageError when apt or dpkg cannot be asked.
     """
-    apt = Apt(timeout_s=options["timeout"])
+    with contextlib.ExitStack() as stack:
+        apt = Apt(timeout_s=options["timeout"])
+        if options["preview"]:
+            apt = stack.enter_context(preview(options["preview"], options["timeout"]))
+        return _perform(options, apt)
+
+
+def _perform(options: Mapping[str, Any], apt: Apt) -> tuple[dict[str, Any], bool]:
+    """Do what ``perform`` does, with this apt."""
     layer = options["layer"]
     named = {name: str(version or "") for name, version in options["packages"].items()}
     there = installed(named, apt)

@@ -1,0 +1,103 @@
+"""What is wrong with a repository is said in words; that apt then sees it is tested on a node."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bedplate.node import apt_preview
+from bedplate.node.apt_query import PackageError
+
+URIS = "file:/srv/repository/"
+
+# Printed by apt 2.6.1's `apt-get update`.
+UNSIGNED = """Err:1 file:/srv/repository ./ InRelease
+W: GPG error: file:/srv/repository ./ InRelease: The following signatures couldn't be verified because the public key \
+is not available: NO_PUBKEY 00C595D83BF81F4C
+E: The repository 'file:/srv/repository ./ InRelease' is not signed.
+"""
+TORN = """Err:2 file:/srv/repository ./ Packages
+E: Failed to fetch file:/srv/repository/./Packages.gz  Hash Sum mismatch
+E: Some index files failed to download. They have been ignored, or old ones used instead.
+"""
+REFUSED = """Err:1 http://127.0.0.1:9/x ./ InRelease
+E: Failed to fetch http://127.0.0.1:9/x/./InRelease  Could not connect to 127.0.0.1:9 (127.0.0.1). - connect \
+(111: Connection refused)
+E: Some index files failed to download. They have been ignored, or old ones used instead.
+"""
+EMPTY = """Err:2 file:/srv/repository ./ Release
+E: The repository 'file:/srv/repository ./ Release' does not have a Release file.
+"""
+# Put together from reports of Debian 13's apt with NVIDIA's key for Debian 12.
+SHA1 = """Err:1 file:/srv/repository ./ InRelease
+W: OpenPGP signature verification failed: file:/srv/repository ./ InRelease: Sub-process /usr/bin/sqv returned an \
+error code (1), error message is: Policy rejected non-revocation signature (PositiveCertification) requiring second \
+pre-image resistance because: SHA1 is not considered secure since 2026-02-01T00:00:00Z
+E: The repository 'file:/srv/repository ./ InRelease' is not signed.
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "said", "action"),
+    [
+        (UNSIGNED, "its signature is not by the pinned key", "fingerprint"),
+        (TORN, "its files do not fit together", "Try again later"),
+        (REFUSED, "Connection refused", "reaches it"),
+        (EMPTY, "does not have a Release file", "reaches it"),
+        (SHA1, "for its SHA-1 signature", "a repository made for this release"),
+        ("", "apt gave no reason", "reaches it"),
+    ],
+)
+def test_mirror_error(output: str, said: str, action: str) -> None:
+    error = apt_preview.mirror_error(URIS, output)
+    assert (error.code, error.subject) == ("packages.mirror", URIS)
+    assert said in error.message
+    assert ".." not in error.message
+    assert action in error.action
+
+
+def test_fingerprints_of_primary_keys_only() -> None:
+    output = (
+        "pub:-:4096:1:A4B469963BF863CC:1649954000:::-:::scSC::::::23::0:\n"
+        "fpr:::::::::EB693B3035CD5710E231E123A4B469963BF863CC:\n"
+        "uid:-::::1649954000::0123456789ABCDEF0123456789ABCDEF01234567::cudatools::::::::::0:\n"
+        "sub:-:4096:1:1111111111111111:1649954000::::::e::::::23:\n"
+        "fpr:::::::::1111111111111111111111111111111111111111:\n"
+    )
+    assert apt_preview.fingerprints(output) == ["EB693B3035CD5710E231E123A4B469963BF863CC"]
+    assert apt_preview.fingerprints("") == []
+
+
+def repository(**changed: str) -> dict[str, str]:
+    return {
+        "uris": URIS,
+        "suites": "./",
+        "key": "/nowhere/key.pub",
+        "fingerprint": "0" * 40,
+        "preferences": "",
+        **changed,
+    }
+
+
+@pytest.mark.parametrize("key", ["/nowhere/key.pub", "http://127.0.0.1:9/key.pub", "nonsense://key"])
+def test_a_key_that_cannot_be_read(key: str) -> None:
+    with (
+        pytest.raises(PackageError, match="The key cannot be read") as error,
+        apt_preview.preview(repository(key=key), 5),
+    ):
+        pytest.fail("apt was asked without a key")
+    assert error.value.code == "packages.mirror"
+
+
+@pytest.mark.skipif(not shutil.which("gpg"), reason="gpg is not installed")
+def test_a_file_that_is_no_key_is_refused(tmp_path: Path) -> None:
+    key = tmp_path / "key.pub"
+    key.write_text("<html>Not found</html>")
+    with (
+        pytest.raises(PackageError, match="The key is none") as error,
+        apt_preview.preview(repository(key=str(key)), 5),
+    ):
+        pytest.fail("apt was asked with a wrong key")
+    assert error.value.code == "packages.mirror"
