@@ -144,6 +144,7 @@ def test_a_gpu_that_is_lost_on_the_way_keeps_its_bus_id(query: Query) -> None:
     found = query("error.nvmlDeviceGetTemperature=15")
     assert [set(entry) for entry in found["gpus"]] == [{"index", "bus_id", "pci_id", "error"}] * 8
     assert found["gpus"][5]["bus_id"] == "00000000:51:00.0"
+    assert gpu.judge(found, expected_count=8)[5].evidence["bus_id"] == "00000000:51:00.0"
 
 
 @pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetName", "nvmlDeviceGetUtilizationRates"])

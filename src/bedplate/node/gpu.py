@@ -6,6 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from . import nvml_child
@@ -120,13 +121,19 @@ def judge(
     lost = [gpu for gpu in gpus if "error" in gpu]
     well = [gpu for gpu in gpus if "error" not in gpu]
     # Where one of several fails under the same driver, it is the GPU and not the driver.
-    verdicts = [_error_verdict(f"GPU {gpu['index']}", gpu["error"], device=bool(well)) for gpu in lost]
+    verdicts = [_lost(gpu, alone=bool(well)) for gpu in lost]
     verdicts.append(_count(gpus, expected_count))
     if expected_ids and well:
         verdicts.append(_ids(well, expected_ids))
     if expected_driver_version:
         verdicts.append(_driver_version(found["driver_version"], expected_driver_version))
     return verdicts
+
+
+def _lost(gpu: Mapping[str, Any], *, alone: bool) -> Verdict:
+    """Return the verdict for a GPU that answers with an error; alone: others are well."""
+    verdict = _error_verdict(f"GPU {gpu['index']}", gpu["error"], device=alone)
+    return replace(verdict, evidence={**verdict.evidence, "bus_id": gpu.get("bus_id")})
 
 
 def _error_verdict(subject: str, error: Mapping[str, Any], *, device: bool = False) -> Verdict:

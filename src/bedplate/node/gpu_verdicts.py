@@ -379,14 +379,14 @@ def _persistence(well: Gpus) -> list[Verdict]:
     known = [gpu for gpu in well if gpu["persistence"] is not None]
     off = [gpu for gpu in known if not gpu["persistence"]]
     if off:
-        message = f"Persistence mode is off on {len(off)} of {len(known)}."
+        message = f"{len(off)} of {len(known)} have persistence mode off."
         action = "Enable the service nvidia-persistenced."
         return [
             Verdict("gpu.persistence", "warn", LAYER, SUBJECT, message, {"off": [bus_of(gpu) for gpu in off]}, action)
         ]
     if not known:
         return check.end("skipped", "These GPUs do not tell of persistence mode.", {})
-    return check.end("pass", f"Persistence mode is on on {len(known)}.", {"gpus": len(known)})
+    return check.end("pass", f"{len(known)} have persistence mode on.", {"gpus": len(known)})
 
 
 def _arch(well: Gpus, expect: Mapping[str, Any]) -> list[Verdict]:
