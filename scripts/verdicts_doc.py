@@ -33,6 +33,7 @@ GROUPS = {
     "import": "One Python import in a process of its own",
     "node": "The machine around the GPUs: kernel, PCI bridges, shared memory",
     "operation": "One small real call of a library on a GPU, with a checked value",
+    "packages": "A transaction of the package manager, judged before it happens, and what is installed",
     "stack": "The generation of the Python stack",
     "toolkit": "The CUDA toolkit",
 }

@@ -21,7 +21,7 @@ SOURCES = [path for folder in ("src", "library", "filter_plugins") for path in s
 # They make verdicts by hand, so that a code which is found there only is produced by nothing.
 BY_HAND = {"test_verdicts.py", "test_report.py", "test_report_cli.py", "test_evidence.py", "test_node_main.py"}
 PREFIXES = "|".join(sorted({code.partition(".")[0] for code in CODES}))
-CODE_LIKE = re.compile(rf"(?:{PREFIXES})\.(?!py\b|json\b|log\b|so\b|yml\b)[a-z][a-z_]*")
+CODE_LIKE = re.compile(rf"(?:{PREFIXES})\.(?!py\b|json\b|log\b|so\b|yml\b)[a-z][a-z0-9_]*")
 # Codes that no test can produce, with the reason.
 UNTESTABLE: dict[str, str] = {}
 
