@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import pytest
 from abi_libraries import CHECK_INT, CHECK_UNSIGNED, build, environment, needs_compiler
 
-from bedplate.node.abi import Report, check_environment, nearest_of
+from bedplate.node.abi import Report, check_environment
 from bedplate.node.abi_verdicts import library_major
+from bedplate.node.demangle import nearest_of
 from bedplate.node.installed import find_environment, shared_objects, site_packages_of
 from bedplate.node.loader import SystemLibraries, read_ld_cache
 from bedplate.node.verdicts import Verdict, sentence

@@ -164,10 +164,13 @@ def server(wheel: Path) -> Iterator[dict[str, Any]]:
                     }
                     for n, d in state["files"].items()
                 ]
+                if "page" in state:
+                    self.reply(200, state["page"][0], [("Content-Type", state["page"][1])])
+                    return
                 body = json.dumps({"meta": {"api-version": "1.1"}, "name": "ext", "files": entries}).encode()
                 self.reply(200, body, [("Content-Type", "application/vnd.pypi.simple.v1+json")])
             elif self.path.startswith("/files/") and self.path[7:] in state["files"]:
-                data = state["files"][self.path[7:]]
+                data = state.get("swap") or state["files"][self.path[7:]]
                 wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
                 if wanted and state["ranges"]:
                     first, last = int(wanted.group(1)), min(int(wanted.group(2)), len(data) - 1)
@@ -247,3 +250,54 @@ def test_a_lock_is_checked_from_directories_and_then_from_the_cache(tmp_path: Pa
     assert [e.label for e in extensions] == ["ext 1.0"]
     assert looked[0].how == "file"
     assert from_lock(locked)[1][0].how == "cache"
+
+
+def test_a_file_is_not_believed_by_its_name(tmp_path: Path, server: dict[str, Any]) -> None:
+    from bedplate.controller.abi_sources import from_lock
+    from bedplate.controller.needs import cached_needs
+    from bedplate.controller.schema import LockedFile
+
+    (tmp_path / "other").mkdir()
+    other = make_wheel(tmp_path / "other", [CHECK_UNSIGNED])
+    data = server["files"][NAME]
+    digest = hashlib.sha256(data).hexdigest()
+    locked = LockedFile(name="ext", version="1.0", file=NAME, size=len(data), sha256=digest)
+    _, looked = from_lock([locked], find_links=[other.parent], indexes={"ext": server["url"]})
+    assert looked[0].how == "range"
+    needs = cached_needs(digest)
+    assert needs
+    assert [n for n, *_ in needs.files[0].undefined if n == CHECK_UNSIGNED] == []
+    (tmp_path / "cache" / "abi" / f"{digest}.json").unlink()
+    assert from_lock([locked], find_links=[other.parent, tmp_path])[1][0].how == "file"
+
+
+def test_the_index_of_the_environment(server: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_DEFAULT_INDEX", f"mine={server['url']}")  # uv's form of a named index
+    assert json.loads(run("solve", "ext", "--python", "3.11", "--json"))["satisfied_by"] == ["2.9.1"]
+
+
+SIMPLE_JSON = "application/vnd.pypi.simple.v1+json"
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"no JSON", SIMPLE_JSON),
+        (b"{}", SIMPLE_JSON),
+        (b'{"meta": {"api-version": "9.0"}, "name": "ext", "files": []}', SIMPLE_JSON),
+        (b"x", "image/png"),
+    ],
+)
+def test_an_index_that_is_none(server: dict[str, Any], body: bytes, kind: str) -> None:
+    server["page"] = (body, kind)
+    result = CliRunner().invoke(app, ["solve", "ext", "--index-url", server["url"], "--python", "3.11"])
+    assert result.exit_code == 1
+    assert f"error: cannot read the index {server['url']}" in result.output
+
+
+def test_a_download_that_is_another_file(server: dict[str, Any]) -> None:
+    server["ranges"] = False
+    server["swap"] = b"another file"
+    result = CliRunner().invoke(app, ["solve", "ext", "--index-url", server["url"], "--python", "3.11"])
+    assert result.exit_code == 1
+    assert "is not the one that it announces" in result.output

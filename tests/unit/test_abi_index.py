@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import lzma
+import re
 import zipfile
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bedplate.controller import abi_check
-from bedplate.controller.abi_engine import Engine, Extension, Setting, counts, solve
+from bedplate.controller.abi_engine import Engine, Extension, Setting, solve
 from bedplate.controller.abi_index import (
     FIRST_RELEASE,
     PRIVATE_FILE,
@@ -89,6 +91,14 @@ def test_the_incident_in_the_index(index: TorchIndex) -> None:
 # -- the truth
 
 
+def counts(engine: Engine, extension: Extension, version: str) -> tuple[int, int]:
+    """Return (undefined C++ symbols, missing CUDA libraries) of the worst file of a wheel with one torch release."""
+    release = engine.index.release(version)
+    assert release
+    findings = engine.check([extension], Setting(release, release.cuda)).findings
+    return max(((len(f.undefined), len(f.missing)) for f in findings), default=(0, 0))
+
+
 @pytest.mark.parametrize("name", MATRIX)
 def test_the_matrix(engine: Engine, name: str) -> None:
     extension = kernel(name)
@@ -110,12 +120,34 @@ def test_which_torch(engine: Engine, name: str, satisfied: list[str]) -> None:
     assert all(failing(verdicts) for verdicts in solution.reasons.values())
 
 
-def test_the_symbols_are_those_the_loader_named(engine: Engine, index: TorchIndex) -> None:
-    release = index.release("2.10.0")
-    assert release
-    findings = engine.check([kernel("sgl_kernel-0.3.21")], Setting(release, release.cuda)).findings
-    missing = {s.name.decode() for f in findings for s in f.undefined}
-    assert missing == {CHECK_INT, "_ZN3c1013MessageLoggerC1EPKcii"}
+EXPECTED = json.loads((DATA / "expected.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("name", MATRIX)
+def test_every_missing_name_is_the_one_that_binutils_finds(
+    engine: Engine, index: TorchIndex, name: str, release: str
+) -> None:
+    # made from the same files: the need list from this wheel, the index from this wheel of torch
+    recorded, torch = EXPECTED["kernels"][name], index.release(release)
+    extension = kernel(name)
+    assert extension.needs.sha256 == recorded["sha256"]
+    assert torch
+    assert EXPECTED["torch"][release]["sha256"] in {w["sha256"] for w in torch.wheels}
+    found = {
+        f.file: {"symbols": sorted(s.name.decode() for s in f.undefined), "libraries": sorted(f.missing)}
+        for f in engine.check([extension], Setting(torch, torch.cuda)).findings
+    }
+    expected = recorded["missing"][release]
+    nothing: dict[str, list[str]] = {"symbols": [], "libraries": []}
+    assert found == {file: expected.get(file, nothing) for file in found}
+    # Only libraries that the wheel's own code opens by name, if at all, are not judged.
+    assert all(re.fullmatch(r"lib/mscclpp(_nccl)?\.so[.\d]*", file) for file in expected.keys() - found.keys())
+
+
+def test_the_symbols_are_those_the_loader_named() -> None:
+    missing = EXPECTED["kernels"]["sgl_kernel-0.3.21"]["missing"]["2.10.0"].values()
+    assert {n for file in missing for n in file["symbols"]} == {CHECK_INT, "_ZN3c1013MessageLoggerC1EPKcii"}
 
 
 def test_the_silent_break_is_suspect_and_the_good_pair_is_clean(engine: Engine, index: TorchIndex) -> None:
@@ -183,6 +215,24 @@ def test_a_release_is_replaced_by_its_version() -> None:
 def test_what_is_no_index(data: bytes) -> None:
     with pytest.raises(IndexFormatError):
         TorchIndex.parse(data)
+
+
+def test_names_by_a_part_of_them() -> None:
+    index = TorchIndex()
+    index.add(Release("1.0"), {"l.so": ["_Zabc", "_Zab", "abc\tx", "_Zxab", "zz"]})
+    assert index.names_with("ab") == ["_Zab", "_Zabc", "_Zxab"]
+    assert index.names_with("Za\tb") == []
+    for name in ("_Z", "_Zabcd", "", "a\n_Zab", "zz\t0", "\udcff"):
+        assert not index.knows(name), name
+
+
+@pytest.mark.parametrize("line", ["_Za\t7", "_Za\tx", "_Za\t-1", "_Za"])
+def test_a_line_of_no_class(line: str) -> None:
+    text = f'{{"schema":2,"machine":"x86_64","libraries":[],"releases":[],"classes":[]}}\n{line}\n'
+    with pytest.raises(IndexFormatError):
+        TorchIndex.parse(lzma.compress(text.encode())).mask_of("_Za")
+    with pytest.raises(IndexFormatError):
+        list(TorchIndex.parse(lzma.compress(text.encode())).names())
 
 
 def test_a_cut_index_and_a_huge_one(monkeypatch: pytest.MonkeyPatch) -> None:

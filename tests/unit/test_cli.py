@@ -16,7 +16,7 @@ from click.testing import Result
 from small_wheels import make_wheel, profile_data, sha256, write_profile
 from typer.testing import CliRunner
 
-from bedplate.controller import cli
+from bedplate.controller import locking
 from bedplate.controller.cli import app
 
 TARGET = "cp312-x86_64"
@@ -173,7 +173,7 @@ def test_interrupt_is_130_and_no_traceback(shell: Shell, monkeypatch: pytest.Mon
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "make_lock", interrupt)
+    monkeypatch.setattr(locking, "make_lock", interrupt)
     result = shell.lock("old")
     assert result.exit_code == 130
     assert result.stderr.endswith("interrupted: the same command goes on from here\n")

@@ -16,8 +16,9 @@ from small_wheels import make_wheel, profile_data, sha256, write_profile
 from bedplate.controller import fetch as fetching
 from bedplate.controller.download import Download, Stopped
 from bedplate.controller.errors import BedplateError
-from bedplate.controller.fetch import VERIFIED_FILE, Plan, default_directory, default_index, make_plan
+from bedplate.controller.fetch import VERIFIED_FILE, Plan, default_directory, make_plan
 from bedplate.controller.locking import make_lock
+from bedplate.controller.package_index import INDEX_VARIABLES, default_index
 from bedplate.controller.profiles import Profile, load_profile
 from bedplate.controller.resolver import Sources, Upgrade
 
@@ -317,7 +318,7 @@ def test_unlocked_profile_cannot_be_fetched(scene: Scene, tmp_path: Path) -> Non
 
 
 def test_defaults_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in fetching.INDEX_VARIABLES:
+    for variable in INDEX_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     public = default_index()
     monkeypatch.setenv("PIP_INDEX_URL", "https://pip.example.com/simple")

@@ -5,56 +5,61 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from bedplate.node.abi import check_environment
 from bedplate.node.exports import IndexFormatError, Release, TorchIndex
 from bedplate.node.installed import shared_objects, site_packages_of
 from bedplate.node.verdicts import Verdict
 
 from .abi_engine import Engine, Extension, Setting, WheelReport
 from .abi_index import load_index, read_torch_wheel
-from .abi_sources import Looked, from_file, from_lock
+from .abi_sources import Looked, at_hand, from_file, from_lock
 from .errors import BedplateError
+from .files import replace_file
 from .needs import cache_directory
-from .profiles import Profile
 from .range_reader import RangeError
-from .schema import LockedFile
+
+if TYPE_CHECKING:
+    from .profiles import Profile
+    from .schema import LockedFile
 
 BIG_WHEEL = 300 << 20  # bytes; a torch wheel larger than this is read only when the index does not know its version
 
 
 def check_lock(
-    profile: Profile, target: str, *, find_links: Sequence[Path] = (), index: TorchIndex | None = None
+    profile: Profile, target: str, *, find_links: Sequence[Path] = (), engine: Engine | None = None
 ) -> list[Verdict]:
     """Return the ABI verdicts on the locked wheels of one target, before any node is touched.
 
     The needs of each wheel are read from `find_links`, or by HTTP range from its package index, once; later calls find
-    them in the cache. A wheel that cannot be had gives one inconclusive verdict, not an error.
+    them in the cache. A wheel that cannot be had gives one inconclusive verdict, not an error. Who checks several
+    targets gives them one engine, which remembers what it was asked.
 
     Errors: BedplateError for a lock that may not be used, or a missing index of torch releases.
     """
-    return lock_report(profile, target, find_links=find_links, index=index)[0].verdicts
+    return lock_report(profile, target, find_links=find_links, engine=engine)[0].verdicts
 
 
 def lock_report(
-    profile: Profile, target: str, *, find_links: Sequence[Path] = (), index: TorchIndex | None = None
+    profile: Profile, target: str, *, find_links: Sequence[Path] = (), engine: Engine | None = None
 ) -> tuple[WheelReport, list[Looked]]:
     """Return the whole report of `check_lock`, and what was read for it."""
     locked = profile.target_lock(target)
     stack = profile.data.stack
     torch = next((f for f in locked.files if canonicalize_name(f.name) == "torch"), None)
-    index = index or load_index()
+    engine = engine or Engine(load_index())
     if torch is None:
         return WheelReport(
             [_skipped(profile.name, "the profile has no torch: nothing to hold the wheels against")], []
         ), []
     indexes: dict[str, str] = {canonicalize_name(name): entry.url for entry in stack.indexes for name in entry.packages}
     try:
-        release, cuda, index = _torch_of(torch, index, find_links)
+        release, cuda, index = _torch_of(torch, engine.index, find_links)
         extensions, looked = from_lock(locked.files, find_links=find_links, indexes=indexes)
     except (RangeError, BedplateError) as error:
         return WheelReport([_inconclusive(profile.name, str(error))], []), []
@@ -67,9 +72,10 @@ def lock_report(
         arch=int(arch.group()) if arch else None,
         glibc=stack.glibc,
         libraries=_file_names(extensions),
-        target=target,
     )
-    return Engine(index).check([e for e in extensions if _carries_extensions(e)], setting), looked
+    if index is not engine.index:
+        engine = Engine(index)
+    return engine.check([e for e in extensions if _carries_extensions(e)], setting), looked
 
 
 def check_wheels(paths: Sequence[Path], torch_version: str = "") -> tuple[WheelReport, list[Looked]]:
@@ -106,6 +112,8 @@ def check_directory(path: Path, *, arch: int | None = None) -> list[Verdict]:
 
     Errors: BedplateError when it is none.
     """
+    from bedplate.node.abi import check_environment
+
     try:
         site = site_packages_of(str(path))
     except FileNotFoundError as error:
@@ -136,21 +144,21 @@ def _torch_of(locked: LockedFile, index: TorchIndex, find_links: Sequence[Path])
             private = TorchIndex.load(str(kept))
         except (OSError, IndexFormatError):
             private = None  # cut or of another version: it is made anew
-    place = next((d / locked.file for d in find_links if (d / locked.file).is_file()), None)
     public = index.release(version.public)
-    if private is None and place is not None and (public is None or place.stat().st_size < BIG_WHEEL):
+    limit = BIG_WHEEL if public else None
+    place = at_hand(locked, find_links, limit) if private is None else None
+    if place is not None:
         release, exports = read_torch_wheel(place, layout=False)
         private = TorchIndex()
         private.add(release, exports)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_bytes(private.dump())
+        with suppress(OSError):  # only a memory: without it the wheel is read again
+            replace_file(kept, private.dump())
     if private is not None:
         release = private.releases[0]
         release.layout = public.layout if public else {}
-        # The caller's index may serve other targets too, where the public release of this version stands for itself.
-        # `add` rebinds all it changes but the list of libraries.
+        # The caller's index may serve other targets too, where the public release of this version stands for itself;
+        # `add` changes nothing of it, but replaces what it changes in the copy.
         index = copy.copy(index)
-        index.libraries = list(index.libraries)
         index.add(release, private.exports_by_library(release.version))
         return release, release.cuda, index
     if public is None:

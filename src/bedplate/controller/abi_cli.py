@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from bedplate.node.abi_verdicts import is_driver, short
 from bedplate.node.demangle import demangle, differing, split_signature
@@ -19,7 +17,7 @@ from .abi_engine import SYSTEM_LIBRARIES, Engine, Solution, WheelReport
 from .abi_engine import solve as solve_extensions
 from .errors import BedplateError
 from .needs import FileNeeds
-from .terminal import ErrorGroup, JsonOption, ProfilesOption, TargetOption, out, print_json, say
+from .terminal import ErrorGroup, JsonOption, ProfilesOption, TargetOption, print_json, say
 
 app = typer.Typer(
     cls=ErrorGroup,
@@ -62,16 +60,18 @@ def check(
     as_json: JsonOption = False,
 ) -> None:
     """Check a locked profile, an installed environment or wheels; exit 1 when a verdict fails."""
-    results = [
-        {"subject": subject, "status": worst(verdicts), "verdicts": [v.to_dict() for v in verdicts], **extra}
-        for subject, verdicts, extra in _checked(what, target, torch, arch, find_links or (), profiles)
-    ]
+    results = _checked(what, target, torch, arch, find_links or (), profiles)
     if as_json:
-        print_json(results)
+        print_json(
+            [
+                {"subject": subject, "status": worst(verdicts), "verdicts": [v.to_dict() for v in verdicts], **extra}
+                for subject, verdicts, extra in results
+            ]
+        )
     else:
-        for result in results:
-            _print_verdicts(result["subject"], [Verdict.from_dict(v) for v in result["verdicts"]])
-    if any(failing([Verdict.from_dict(v) for v in result["verdicts"]]) for result in results):
+        for subject, verdicts, _ in results:
+            _print_verdicts(subject, verdicts)
+    if any(failing(verdicts) for _, verdicts, _ in results):
         raise typer.Exit(1)
 
 
@@ -99,9 +99,9 @@ def _checked(
             results.append((name, check_directory(Path(name), arch=arch), {}))
             continue
         profile = load_profile(name, profiles)
-        index = load_index()  # decoded once for all targets
+        engine = Engine(load_index())  # one for all targets, which ask for the same symbols
         for target in targets or profile.data.stack.targets:
-            report, looked = lock_report(profile, target, find_links=find_links, index=index)
+            report, looked = lock_report(profile, target, find_links=find_links, engine=engine)
             results.append((f"{name} {target}", report.verdicts, _extra(report, looked)))
     return results
 
@@ -352,7 +352,10 @@ def compare_releases(index: TorchIndex, old: str, new: str) -> dict[str, Any]:
 @index_app.command("list")
 def index_list(as_json: JsonOption = False) -> None:
     """List the torch releases of the index."""
+    from rich.table import Table
+
     from .abi_index import index_path, load_index
+    from .terminal import out
 
     index = load_index()
     size = index_path().stat().st_size
@@ -367,7 +370,7 @@ def index_list(as_json: JsonOption = False) -> None:
         count = str(len(index.exports(release.version)))
         table.add_row(release.version, release.cuda or "none", release.glibc, count, str(len(release.wheels)), layout)
     out.print(table)
-    say(f"{index_path()}: {size} bytes, {len(list(index.names()))} names")
+    say(f"{index_path()}: {size} bytes, {sum(1 for _ in index.names())} names")
 
 
 @index_app.command("add")
@@ -411,5 +414,5 @@ def _print_verdicts(subject: str, verdicts: Sequence[Verdict]) -> None:
     say(f"{subject}: {worst(verdicts)}")
     colours = {"fail": "red", "warn": "yellow", "pass": "green"}
     for verdict in verdicts:
-        line = Text(f"  {verdict.status:<5}", style=colours.get(verdict.status, ""))
-        out.print(line + Text(f" {verdict.code}  {sentence(verdict)}", style=""), soft_wrap=True)
+        mark = f"  {verdict.status:<5}"
+        say(f"{mark} {verdict.code}  {sentence(verdict)}", mark, colours.get(verdict.status))

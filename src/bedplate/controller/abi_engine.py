@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bedplate.node.abi import nearest_of
 from bedplate.node.abi_verdicts import CUDA_LIBRARIES, SONAME, Context, Findings, is_driver, verdicts_of, version_key
-from bedplate.node.demangle import demangle, source_token
+from bedplate.node.demangle import demangle, nearest_of, source_token
 from bedplate.node.elf import STB_GLOBAL, Symbol
 from bedplate.node.exports import Release, TorchIndex
 from bedplate.node.installed import Environment, Torch, apart_reasons
@@ -68,7 +67,6 @@ class Setting:
     arch: int | None = None
     glibc: str = ""
     libraries: set[str] | None = None
-    target: str = ""
 
 
 @dataclass
@@ -93,7 +91,6 @@ class Engine:
         self.index = index
         self._candidates: dict[str, list[str]] = {}
         self._nearest: dict[tuple[str, str], str | None] = {}
-        self._text: str | None = None
 
     def check(self, extensions: Sequence[Extension], setting: Setting) -> WheelReport:
         """Return the verdicts on all extensions together in one setting."""
@@ -132,23 +129,11 @@ class Engine:
         if key not in self._nearest:
             token = source_token(demangle(mangled))
             if token not in self._candidates:
-                self._candidates[token] = self._names_with(token) if token else []
+                self._candidates[token] = self.index.names_with(token) if token else []
             bit = self.index.versions().index(version)
             present = [n for n in self._candidates[token] if self.index.mask_of(n) >> bit & 1]
             self._nearest[key] = nearest_of(mangled, present)
         return self._nearest[key]
-
-    def _names_with(self, token: str) -> list[str]:
-        """Return the names of the index that hold `token`; one text is searched faster than many names."""
-        if self._text is None:
-            self._text = "\n" + "\n".join(self.index.names()) + "\n"
-        found = []
-        at = self._text.find(token)
-        while at >= 0:
-            end = self._text.index("\n", at)
-            found.append(self._text[self._text.rindex("\n", 0, at) + 1 : end])
-            at = self._text.find(token, end)
-        return found
 
     @staticmethod
     def _apart(files: dict[str, FileNeeds], torch: Torch, setting: Setting) -> dict[str, str]:
@@ -266,12 +251,3 @@ def solve(engine: Engine, extensions: Sequence[Extension], *, cuda: str = "") ->
         else:
             satisfied.append(release.version)
     return Solution(satisfied, reasons)
-
-
-def counts(engine: Engine, extension: Extension, version: str) -> tuple[int, int]:
-    """Return (undefined C++ symbols, missing CUDA libraries) of the worst file of a wheel with one torch release."""
-    release = engine.index.release(version)
-    if release is None:
-        raise KeyError(version)
-    findings = engine.check([extension], Setting(release, release.cuda)).findings
-    return max(((len(f.undefined), len(f.missing)) for f in findings), default=(0, 0))

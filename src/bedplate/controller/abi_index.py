@@ -11,7 +11,6 @@ boundary.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -29,7 +28,9 @@ from bedplate.node.elf import ElfError, ElfFile
 from bedplate.node.exports import IndexFormatError, Release, TorchIndex, version_key
 
 from .errors import BedplateError
-from .range_reader import open_index, read_bounded
+from .files import replace_file, sha256_of
+from .package_index import open_index
+from .range_reader import read_bounded
 
 if TYPE_CHECKING:
     from pypi_simple import DistributionPackage
@@ -53,16 +54,10 @@ _LIBRARY = re.compile(r"torch/lib/(?P<name>[^/]+\.so(?:\.\d+)*)$")
 _MAX_MEMBER = 8 << 30  # bytes of one unpacked library; libtorch_cuda.so has about 1.5 GB
 
 
-def index_directory() -> Path:
-    """Return the directory of the shipped index: of $BEDPLATE_ABI_INDEX, else `data/abi/` of the checkout."""
-    variable = os.environ.get(INDEX_VARIABLE, "")
-    return Path(variable).parent if variable else Path(__file__).resolve().parents[3] / "data" / "abi"
-
-
 def index_path() -> Path:
-    """Return the path of the shipped index file."""
+    """Return the path of the shipped index file: $BEDPLATE_ABI_INDEX, else the one in `data/abi/` of the checkout."""
     variable = os.environ.get(INDEX_VARIABLE, "")
-    return Path(variable) if variable else index_directory() / INDEX_FILE
+    return Path(variable) if variable else Path(__file__).resolve().parents[3] / "data" / "abi" / INDEX_FILE
 
 
 def load_index(path: Path | None = None, *, private: bool = True) -> TorchIndex:
@@ -91,13 +86,7 @@ def load_index(path: Path | None = None, *, private: bool = True) -> TorchIndex:
 def save_index(index: TorchIndex, path: Path) -> int:
     """Write the index by rename; return its size in bytes. Errors: OSError."""
     data = index.dump()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_file(path, data)
     return len(data)
 
 
@@ -111,12 +100,6 @@ def add_wheel(index: TorchIndex, wheel: Path, wheels: list[dict[str, Any]] | Non
     release.wheels = wheels or [{"file": wheel.name, "sha256": sha256_of(wheel), "size": wheel.stat().st_size}]
     index.add(release, exports)
     return release
-
-
-def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_torch_wheel(wheel: Path, *, layout: bool = True) -> tuple[Release, dict[str, list[str]]]:

@@ -6,6 +6,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,13 +18,16 @@ from packaging.version import Version
 
 from .abi_engine import Extension
 from .errors import BedplateError
+from .files import sha256_of
 from .needs import WheelNeeds, cached_needs, keep_needs, read_needs
-from .range_reader import LocalSource, RangeError, RemoteSource, RemoteWheel, Source, open_index
-from .schema import LockedFile
+from .package_index import open_index
+from .range_reader import LocalSource, RangeError, RemoteSource, RemoteWheel, Source
 from .wheels import target_tags
 
 if TYPE_CHECKING:
     from pypi_simple import DistributionPackage, PyPISimple
+
+    from .schema import LockedFile
 
 # These carry CUDA's own libraries: what counts is which files they bring, not what those need.
 LIBRARY_WHEELS = re.compile(r"(?:(?:nvidia|cuda)[-_](?!cutlass|cudnn[-_]frontend)[\w-]+|triton|torch)-\d")
@@ -57,14 +61,7 @@ def label_of(file: str) -> str:
 
 def from_file(path: Path) -> tuple[Extension, Looked]:
     """Return the needs of a wheel on disk. Errors: BedplateError when it cannot be read."""
-    try:
-        source = LocalSource(path)
-    except OSError as error:
-        raise BedplateError(f"cannot read {path}: {error.strerror or error}") from error
-    try:
-        needs = _read(source, path.name, "")
-    finally:
-        source.close()
+    needs = _read_local(path, path.name, "")
     return Extension(label_of(path.name), needs), _looked(needs, path.name, "file")
 
 
@@ -107,11 +104,9 @@ def from_lock(
         needs = cached_needs(locked.sha256)
         how = "cache"
         if needs is None:
-            place = next((d / locked.file for d in find_links if (d / locked.file).is_file()), None)
+            place = at_hand(locked, find_links)
             if place is not None:
-                source = LocalSource(place)
-                needs, how = _read(source, locked.file, locked.sha256), "file"
-                source.close()
+                needs, how = _read_local(place, locked.file, locked.sha256), "file"
             else:
                 with open_index((indexes or {}).get(canonicalize_name(locked.name), "")) as client:
                     package = _find(client, locked)
@@ -120,6 +115,19 @@ def from_lock(
         extensions.append(Extension(label, needs))
         looked.append(_looked(needs, label, how))
     return extensions, looked
+
+
+def at_hand(locked: LockedFile, directories: Sequence[Path], limit: int | None = None) -> Path | None:
+    """Return where a locked wheel lies in one of the directories, or None.
+
+    Its sha256 must be the locked one: a file is not believed by its name. Args: limit: bytes; a longer file is passed
+    over, because to read it all takes seconds.
+    """
+    for path in (directory / locked.file for directory in directories):
+        with suppress(OSError):  # absent, or not for this user: the next place, or the index, may have it
+            if (limit is None or path.stat().st_size < limit) and sha256_of(path) == locked.sha256:
+                return path
+    return None
 
 
 def _requirement(text: str) -> Requirement:
@@ -188,13 +196,17 @@ def _downloaded(client: PyPISimple, package: DistributionPackage, sha256: str) -
     with tempfile.TemporaryDirectory(prefix="bedplate-abi-") as place:
         path = Path(place) / package.filename
         client.download_package(package, path, verify=bool(sha256))
-        source = LocalSource(path)
-        try:
-            needs = _read(source, package.filename, sha256)
-        finally:
-            source.close()
+        needs = _read_local(path, package.filename, sha256)
         needs.bytes_read = path.stat().st_size
         return needs
+
+
+def _read_local(path: Path, file: str, sha256: str) -> WheelNeeds:
+    try:
+        with closing(LocalSource(path)) as source:
+            return _read(source, file, sha256)
+    except OSError as error:
+        raise BedplateError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _read(source: Source, file: str, sha256: str) -> WheelNeeds:

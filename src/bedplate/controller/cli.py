@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from .abi_cli import app as abi_app
-from .locking import make_lock, record_abi
-from .profile_cli import app as profile_app
-from .profiles import load_profile
-from .report_cli import report
-from .resolver import Sources, Upgrade
-from .schema import LockedFile
-from .terminal import ErrorGroup, ProfilesOption, TargetOption, err, gigabytes, say
+from .terminal import ErrorGroup, ProfilesOption, TargetOption, gigabytes, say
+
+if TYPE_CHECKING:
+    from .schema import LockedFile
+
+# What a command needs is imported when it runs: all of it together takes longer than most commands.
+
+
+class Commands(ErrorGroup):
+    """The commands of this file, and those of other files."""
+
+    elsewhere: ClassVar = {"profile": "profile_cli:app", "abi": "abi_cli:app", "report": "report_cli:report"}
+
 
 app = typer.Typer(
-    cls=ErrorGroup,
+    cls=Commands,
     help="Lock, check and fetch the pinned stacks that Bedplate's playbooks put on GPU nodes.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
-app.add_typer(profile_app, name="profile")
-app.add_typer(abi_app, name="abi")
 
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from importlib import metadata
+
         say(f"bedplate {metadata.version('bedplate')}")
         raise typer.Exit
 
@@ -71,6 +74,11 @@ def lock(
 
     Versions of the present lock are kept where they still fit. Nothing is written unless all of it succeeds.
     """
+    from .locking import make_lock, record_abi
+    from .profiles import load_profile
+    from .resolver import Sources, Upgrade
+    from .terminal import err
+
     profile = load_profile(name, profiles)
     with err.status(f"Resolving {name} ..."):
         new = make_lock(
@@ -120,7 +128,12 @@ def fetch(
 
     A second call downloads what is missing; an interrupted one is taken up where it stopped.
     """
-    from . import fetch as fetching  # its libraries take most of the start-up time
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    from . import fetch as fetching
+    from .package_index import default_index
+    from .profiles import load_profile
+    from .terminal import err
 
     profile = load_profile(name, profiles)
     directory = to or fetching.default_directory()
@@ -152,11 +165,8 @@ def fetch(
         def done() -> None:
             bar.update(task, description=f"Fetching, {next(left)} files left")
 
-        fetching.fetch(profile, plan, index_url or fetching.default_index(), progress, done)
+        fetching.fetch(profile, plan, index_url or default_index(), progress, done)
     say(f"All {len(files)} files are in {directory}, each with the locked sha256.")
-
-
-app.command()(report)
 
 
 if __name__ == "__main__":

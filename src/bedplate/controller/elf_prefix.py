@@ -16,7 +16,7 @@ import re
 import struct
 from typing import NamedTuple
 
-from bedplate.node.elf import ElfError, ElfFile, Tables, gnu_hash
+from bedplate.node.elf import ElfFile, Tables, gnu_hash
 
 _SYMBOL = 24
 _SEARCH = 1 << 16  # how far behind the headers .gnu.hash may begin: notes are short
@@ -36,14 +36,14 @@ class NotInFront(Exception):  # noqa: N818 - a finding, not an error
     """The tables are not where GNU ld puts them: read the whole file."""
 
 
-def read_prefix(data: bytes, *, complete: bool = False) -> tuple[ElfFile, list[str]]:
+def read_prefix(data: bytes) -> tuple[ElfFile, list[str]]:
     """Return an ElfFile with its tables in place, and the library names of its string table.
 
     The names are DT_NEEDED and SONAME: those strings that no symbol and no version uses.
 
-    Errors: NeedMore (never when `complete`, which says that there is no more), NotInFront, ElfError for bad headers.
+    Errors: NeedMore, NotInFront, ElfError for bad headers.
     """
-    if len(data) < 4096 and not complete:
+    if len(data) < 4096:
         raise NeedMore(65536)
     front = ElfFile(data, tables=Tables())
     headers = 64 + 56 * len(front.segments)
@@ -201,6 +201,3 @@ def _library_names(data: bytes, tables: Tables, count: int) -> list[str]:
             found.append(name.decode("ascii", "replace"))
         at = stop + 1
     return found
-
-
-__all__ = ["ElfError", "NeedMore", "NotInFront", "read_prefix"]

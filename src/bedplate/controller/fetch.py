@@ -6,28 +6,28 @@ Files are found on the index by sha256, so a mirror under other URLs serves as w
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
 import shutil
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import requests
 from packaging.utils import canonicalize_name
-from pypi_simple import PYPI_SIMPLE_ENDPOINT, NoSuchProjectError, PyPISimple, UnsupportedContentTypeError
 
 from .download import Download, Stopped
 from .errors import BedplateError
+from .files import replace_file, sha256_of
+from .package_index import default_index as default_index
+from .package_index import open_index
 from .profiles import Profile
 from .schema import LockedFile
 
 PARALLEL = 4
 VERIFIED_FILE = ".bedplate-verified.json"
-INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,6 @@ def default_directory() -> Path:
     """Return `$XDG_CACHE_HOME/bedplate/wheels`, else `~/.cache/bedplate/wheels`."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(cache) if cache else Path.home() / ".cache") / "bedplate" / "wheels"
-
-
-def default_index() -> str:
-    """Return the index of $UV_DEFAULT_INDEX, $UV_INDEX_URL or $PIP_INDEX_URL, else the public one."""
-    for variable in INDEX_VARIABLES:
-        if value := os.environ.get(variable, "").strip():
-            return re.sub(r"^[A-Za-z0-9._-]+=", "", value)  # uv also takes NAME=URL
-    return PYPI_SIMPLE_ENDPOINT
 
 
 def make_plan(
@@ -169,11 +161,10 @@ def index_of(profile: Profile, package: str, default: str) -> str:
 def find_url(file: LockedFile, index: str, session: requests.Session) -> str:
     """Return where *index* has the file with the locked sha256; BedplateError names file and index."""
     try:
-        page = PyPISimple(endpoint=index, session=session).get_project_page(file.name, timeout=(10, 60))
-    except NoSuchProjectError as error:
-        raise BedplateError(f"{file.file}: {index} has no package {file.name}") from error
-    except (requests.RequestException, UnsupportedContentTypeError) as error:
-        raise BedplateError(f"{file.file}: cannot read the index {index}: {error}") from error
+        with open_index(index, session) as client:
+            page = client.get_project_page(file.name, timeout=(10, 60))
+    except BedplateError as error:
+        raise BedplateError(f"{file.file}: {error}") from error
     for package in page.packages:
         if package.digests.get("sha256") == file.sha256:
             return package.url
@@ -192,9 +183,8 @@ def _is_right(path: Path, file: LockedFile, seen: Stamps) -> bool:
         return False
     stamp = _stamp(path, file.sha256)
     if seen.get(file.file) != stamp:
-        with path.open("rb") as stream:
-            if hashlib.file_digest(stream, "sha256").hexdigest() != file.sha256:
-                return False
+        if sha256_of(path) != file.sha256:
+            return False
         seen[file.file] = stamp
     return True
 
@@ -221,9 +211,5 @@ def _read_verified(directory: Path) -> Stamps:
 
 def _write_verified(directory: Path, stamps: Stamps) -> None:
     kept = {name: stamp for name, stamp in sorted(stamps.items()) if (directory / name).exists()}
-    temporary = directory / f"{VERIFIED_FILE}.{os.getpid()}"
-    try:
-        temporary.write_text(json.dumps(kept, indent=0), encoding="utf-8")
-        temporary.replace(directory / VERIFIED_FILE)
-    except OSError:  # a read-only directory can be checked, but not remember it
-        temporary.unlink(missing_ok=True)
+    with suppress(OSError):  # a read-only directory can be checked, but not remember it
+        replace_file(directory / VERIFIED_FILE, json.dumps(kept, indent=0))

@@ -8,8 +8,6 @@ what has to move.
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +19,10 @@ from packaging.version import Version
 from bedplate.node.verdicts import failing, sentence, worst
 
 from .abi_check import check_lock
+from .abi_engine import Engine
 from .abi_index import load_index
 from .errors import BedplateError
+from .files import replace_file
 from .profiles import LOCK_FILE, Profile
 from .resolver import Resolved, Sources, Upgrade, resolve, uv_version
 from .schema import AbiStatus, LockData, LockedFile, TargetLock, split_pin
@@ -54,7 +54,7 @@ class NewLock:
     def write(self) -> None:
         """Write each file by rename, lock.yml last: a write that is cut short leaves a lock known as damaged."""
         for path, text in self.files.items():
-            write_atomic(path, text)
+            _write(path, text)
         for path in self.removed:
             path.unlink(missing_ok=True)
 
@@ -124,20 +124,9 @@ def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str
     return lines
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Replace *path* by *text* with one rename; a reader sees the old or the new file, never a part."""
+def _write(path: Path, text: str) -> None:
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-                stream.write(text)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        replace_file(path, text)
     except OSError as error:
         raise BedplateError(f"cannot write {path}: {error.strerror or error}; it is as it was") from error
 
@@ -158,13 +147,13 @@ def record_abi(profile: Profile, find_links: Sequence[Path] = ()) -> AbiStatus:
         raise BedplateError(f"profile {profile.name} is not locked: run {profile.lock_command()}")
     if lock.abi.status in ("pass", "fail"):  # true as long as the content stays, see _lock_data
         return lock.abi
-    index = load_index()  # decoded once for all targets
-    verdicts = [v for target in lock.targets for v in check_lock(profile, target, find_links=find_links, index=index)]
+    engine = Engine(load_index())  # one for all targets, which ask for the same symbols
+    verdicts = [v for target in lock.targets for v in check_lock(profile, target, find_links=find_links, engine=engine)]
     bad = failing(verdicts)
     reasons = dict.fromkeys(sentence(verdict) for verdict in (bad or verdicts))  # targets share most wheels
     status = worst(bad) if bad else "pass"
     abi = AbiStatus(status="fail" if status == "fail" else "inconclusive" if bad else "pass", reason="\n".join(reasons))
-    write_atomic(profile.path / LOCK_FILE, _lock_text(profile.name, lock.model_copy(update={"abi": abi})))
+    _write(profile.path / LOCK_FILE, _lock_text(profile.name, lock.model_copy(update={"abi": abi})))
     return abi
 
 

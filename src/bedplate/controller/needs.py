@@ -12,7 +12,7 @@ import re
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from bedplate.node.installed import SHARED_OBJECT, is_module
 
 from .elf_prefix import NeedMore, NotInFront, read_prefix
 from .errors import BedplateError
+from .files import replace_file
 from .range_reader import RemoteWheel
 
 SCHEMA = 3
@@ -64,7 +65,9 @@ class WheelNeeds:
 
     def to_json(self) -> str:
         """Return the text of the cache file."""
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, separators=(",", ":"))
+        return json.dumps(
+            {"schema": SCHEMA, **vars(self), "files": [vars(f) for f in self.files]}, separators=(",", ":")
+        )
 
     @classmethod
     def from_json(cls, text: str) -> WheelNeeds:
@@ -101,13 +104,8 @@ def cached_needs(sha256: str) -> WheelNeeds | None:
 
 def keep_needs(needs: WheelNeeds) -> None:
     """Keep the needs of a wheel for the next time; a cache that cannot be written is no failure."""
-    directory = cache_directory()
     with suppress(OSError):
-        directory.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=directory)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(needs.to_json())
-        os.replace(temporary, directory / f"{needs.sha256}.json")
+        replace_file(cache_directory() / f"{needs.sha256}.json", needs.to_json())
 
 
 def read_needs(wheel: RemoteWheel, name: str, sha256: str, *, libraries: bool = True) -> WheelNeeds:

@@ -174,8 +174,8 @@ def _row(name: str, profiles: Any) -> dict[str, Any]:
         kernels = next((f"{package} {pins[package]}" for package in KERNEL_PACKAGES if package in pins), None)
         row |= {"torch": pins.get("torch"), "kernels": kernels, "cuda": cuda_of(profile, pins)}
         row |= {"refused": profile.data.refused is not None}
-        row["locked"] = profile.lock_problem() is None
         row["problem"] = profile.lock_problem()
+        row["locked"] = row["problem"] is None
     except BedplateError as error:
         row |= {"locked": False, "problem": str(error)}
     return row

@@ -16,7 +16,6 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,9 +23,8 @@ from .errors import BedplateError
 
 if TYPE_CHECKING:
     import requests
-    from pypi_simple import PyPISimple
 
-# requests and pypi-simple are imported where they are used: they take longer to import than a cached check takes.
+# requests is imported where it is used: it takes longer to import than a cached check takes.
 
 TAIL = 64 << 10  # bytes of a wheel's end read first: the directory of most wheels
 SMALL_READS = 12
@@ -272,25 +270,3 @@ def read_bounded(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
     if len(data) > limit:
         raise BedplateError(f"{archive.filename}: {name!r} has more than {limit} bytes")
     return data
-
-
-@contextmanager
-def open_index(url: str = "") -> Iterator[PyPISimple]:
-    """Yield a client of a package index.
-
-    `url`, or the one that uv or pip is configured for by its environment.
-
-    Errors inside the block that mean "not reachable" or "no such project" come out as BedplateError.
-    """
-    import requests
-    from pypi_simple import PYPI_SIMPLE_ENDPOINT, NoSuchProjectError, PyPISimple
-
-    variables = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
-    chosen = url or next((os.environ[v] for v in variables if os.environ.get(v)), PYPI_SIMPLE_ENDPOINT)
-    with PyPISimple(chosen) as client:
-        try:
-            yield client
-        except NoSuchProjectError as error:
-            raise BedplateError(f"{chosen} has no package {error.project}") from error
-        except requests.RequestException as error:
-            raise BedplateError(f"the package index {chosen} does not answer: {error}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import subprocess
@@ -20,6 +19,7 @@ import uv
 from packaging.utils import canonicalize_name
 
 from .errors import BedplateError
+from .files import sha256_of
 from .profiles import python_of
 from .schema import Stack
 from .wheels import Candidate
@@ -177,10 +177,5 @@ def _candidate(wheel: Mapping[str, Any]) -> Candidate:
     if parts.scheme in ("", "file"):
         path = Path(unquote(parts.path))
         size = path.stat().st_size
-        sha256 = sha256 or _sha256(path)
+        sha256 = sha256 or sha256_of(path)
     return Candidate(file, url, sha256, size)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

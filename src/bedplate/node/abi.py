@@ -32,10 +32,9 @@ from .abi_verdicts import (
     is_driver,
     verdicts_of,
 )
-from .demangle import demangle, differing, source_token, split_signature
+from .demangle import demangle, nearest_of, source_token
 from .elf import STB_WEAK, ElfError, ElfFile, Symbol
 from .installed import (
-    CPYTHON_TAG,
     SHARED_OBJECT,
     Distributions,
     Environment,
@@ -114,7 +113,7 @@ class Checker:
         extension = [
             os.path.join(torch.directory, n)
             for n in sorted(os.listdir(torch.directory))
-            if n.startswith("_C.") and n.endswith(".so") and not self._foreign_tag(n)
+            if n.startswith("_C.") and n.endswith(".so") and not self.environment.foreign_python(n)
         ]
         first = [n for n in names if n == "libtorch_global_deps.so"]
         rest = extension or [os.path.join(library, n) for n in names if SHARED_OBJECT.search(n) and n not in first]
@@ -138,10 +137,6 @@ class Checker:
             for path in sorted(glob.glob(os.path.join(pattern, library)))
             if ".alt." not in os.path.basename(path)
         ]
-
-    def _foreign_tag(self, name: str) -> bool:
-        tag = CPYTHON_TAG.search(name)
-        return bool(tag) and tag.group("number") != "{}{}".format(*self.environment.version)  # type: ignore[union-attr]
 
     def judge(self, path: str, *, to_global: bool = False) -> list[Findings]:
         """Load one file into the simulated process.
@@ -284,28 +279,6 @@ def _exports(elf: ElfFile, name: bytes) -> bool:
         return elf.lookup(name)
     except ElfError:
         return False
-
-
-def nearest_of(mangled: str, candidates: Iterable[str]) -> str | None:
-    """Return the candidate with the same qualified name and the fewest other parameters, or None."""
-    wanted = split_signature(demangle(mangled))
-    best: tuple[tuple[bool, int, int], str] | None = None
-    stem = wanted.qualified.partition("<")[0]
-    for name in candidates:
-        text = demangle(name)
-        if stem not in text:
-            continue
-        has = split_signature(text)
-        if name == mangled or has.plain != wanted.plain or (has.parameters is None) != (wanted.parameters is None):
-            continue
-        rank = (
-            has.qualified != wanted.qualified,
-            abs(len(has.parameters or ()) - len(wanted.parameters or ())),
-            len(differing(wanted, has)) + (has.suffix != wanted.suffix),
-        )
-        if best is None or rank < best[0]:
-            best = (rank, name)
-    return best[1] if best else None
 
 
 def _names_with(elf: ElfFile, token: bytes) -> Iterable[bytes]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Callable
@@ -185,3 +186,25 @@ def _strip_templates(text: str) -> str:
         elif depth == 0:
             kept.append(char)
     return "".join(kept)
+
+
+def nearest_of(mangled: str, candidates: Iterable[str]) -> str | None:
+    """Return the candidate with the same qualified name and the fewest other parameters, or None."""
+    wanted = split_signature(demangle(mangled))
+    best: tuple[tuple[bool, int, int], str] | None = None
+    stem = wanted.qualified.partition("<")[0]
+    for name in candidates:
+        text = demangle(name)
+        if stem not in text:
+            continue
+        has = split_signature(text)
+        if name == mangled or has.plain != wanted.plain or (has.parameters is None) != (wanted.parameters is None):
+            continue
+        rank = (
+            has.qualified != wanted.qualified,
+            abs(len(has.parameters or ()) - len(wanted.parameters or ())),
+            len(differing(wanted, has)) + (has.suffix != wanted.suffix),
+        )
+        if best is None or rank < best[0]:
+            best = (rank, name)
+    return best[1] if best else None

@@ -45,6 +45,15 @@ class Environment:
     python: str | None
     version: tuple[int, int]
     torch: Torch | None
+    free_threaded: bool = False
+
+    def foreign_python(self, name: str) -> bool:
+        """Tell whether a file's name says that it is for another Python: number, free threading, implementation."""
+        tag = CPYTHON_TAG.search(name)
+        if tag is None:
+            return False
+        number = "{}{}".format(*self.version)
+        return tag.group("number") != number or ("t" in (tag.group("flags") or "")) is not self.free_threaded
 
 
 # -- the environment
@@ -58,12 +67,13 @@ def find_environment(site_packages: str, python: str | None = None) -> Environme
     site = os.path.abspath(site_packages)
     if not os.path.isdir(site):
         raise NotADirectoryError(f"{site} is not a directory")
-    match = re.search(r"/python(\d)\.(\d+)/(?:site|dist)-packages$", site)
+    match = re.search(r"/python(\d)\.(\d+)(t?)/(?:site|dist)-packages$", site)
     version = (int(match.group(1)), int(match.group(2))) if match else sys.version_info[:2]
+    free_threaded = bool(match.group(3)) if match else "t" in sys.abiflags
     if python is None and match:
         candidate = os.path.join(site[: match.start()], "..", "bin", "python")
         python = candidate if os.path.exists(candidate) else None
-    return Environment(site, os.path.realpath(python) if python else None, version, find_torch(site))
+    return Environment(site, os.path.realpath(python) if python else None, version, find_torch(site), free_threaded)
 
 
 def site_packages_of(root: str) -> str:
@@ -164,8 +174,7 @@ def apart_reasons(files: Iterable[str], environment: Environment, arch: int | No
     cuda_tag = torch.cuda.split(".")[0] if torch else ""
     for file in files:
         name = os.path.basename(file)
-        tag = CPYTHON_TAG.search(name)
-        if tag and (tag.group("number") != f"{major}{minor}" or "t" in (tag.group("flags") or "")):
+        if environment.foreign_python(name):
             reasons[file] = f"built for another Python than {major}.{minor}"
             continue
         for parent, chosen in sm_choices.items():

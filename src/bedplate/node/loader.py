@@ -20,24 +20,7 @@ from .elf import ElfError, ElfFile, Symbol, gnu_hash
 
 CACHE_MAGIC = b"glibc-ld.so.cache1.1"
 _CACHE_ENTRY = struct.Struct("<iIIIQ")
-_LIB_DIRS = {
-    "x86_64": (
-        "/lib/x86_64-linux-gnu",
-        "/usr/lib/x86_64-linux-gnu",
-        "/lib64",
-        "/usr/lib64",
-        "/lib",
-        "/usr/lib",
-    ),
-    "aarch64": (
-        "/lib/aarch64-linux-gnu",
-        "/usr/lib/aarch64-linux-gnu",
-        "/lib64",
-        "/usr/lib64",
-        "/lib",
-        "/usr/lib",
-    ),
-}
+_LIB_DIRS = ("/lib/{}-linux-gnu", "/usr/lib/{}-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
 
 
 def read_ld_cache(data: bytes) -> dict[str, list[str]]:
@@ -84,7 +67,9 @@ class SystemLibraries:
                     self._cache = {}  # a container without ldconfig: the default directories still count
         if not default_directories:
             return []
-        directories = _LIB_DIRS.get(machine, ()) if self._directories is None else self._directories
+        directories = self._directories
+        if directories is None:
+            directories = tuple(directory.format(machine) for directory in _LIB_DIRS)
         return self._cache.get(name, []) + [os.path.join(d, name) for d in directories]
 
 
