@@ -154,6 +154,10 @@ packages:
   description: The upstream version of each apt package, by name; empty without O(packages).
   returned: action is read
   type: dict
+compiler:
+  description: Whether the wanted toolkit has nvcc.
+  returned: action is read
+  type: bool
 made:
   description: What was laid out; components with their versions, number of files, bytes.
   returned: action is layout

@@ -22,7 +22,7 @@ from .child import run_probe
 from .elf import ElfError, ElfFile
 from .toolkit_fatbin import FatbinError, cubins
 from .toolkit_layout import damage, read_versions
-from .toolkit_releases import COMPONENTS, closure, lacking, short, support, version_json_key
+from .toolkit_releases import expected_components, short, support, version_json_key
 from .verdicts import Verdict
 
 LAYER = "toolkit"
@@ -92,7 +92,11 @@ def judge(
     toolkit = _under(root, path)
     if not os.path.isdir(toolkit):
         message = f"There is no CUDA toolkit at {path}; the profile pins {version}."
-        action = "Run the playbook provision.yml, or install that toolkit where its source is `none`."
+        if wanted.get("source", "none") == "none":
+            # Not Bedplate's to install. What the stack compiles at run time will fail, what it brings compiled works.
+            action = f"Install CUDA {version} there, or let Bedplate do it: cuda_toolkit_source nvidia or wheels."
+            return [Verdict("toolkit.layout", "warn", LAYER, path, message, {"path": path}, action)]
+        action = "Run the playbook provision.yml."
         return [Verdict("toolkit.layout", "fail", LAYER, path, message, {"path": path}, action)]
     expected = expected_components(version, wanted.get("source", "none"), wanted.get("components") or [])
     verdicts = [_layout(toolkit, path, expected), *_versions(toolkit, path, version, expected)]
@@ -122,18 +126,6 @@ def judge(
             else Verdict("toolkit.extension", "skipped", LAYER, _EXTENSION, "It did not run: nvcc does not work.")
         )
     return verdicts
-
-
-def expected_components(version: str, source: str, names: Sequence[str]) -> dict[str, str]:
-    """Return {component: version or ""} that a toolkit must have; "" where the release is not in the table.
-
-    names: those of the profile; none means all that the source brings. Of a toolkit that is not Bedplate's only the
-    compiler and the runtime are asked for then.
-    """
-    known = COMPONENTS.get(version, {})
-    if not names:
-        names = ["cudart", "nvcc"] if source == "none" or not known else sorted(set(known) - lacking(version, source))
-    return {name: known.get(name, "") for name in closure(names)}
 
 
 # ---- files and versions -------------------------------------------------------------------------------------------

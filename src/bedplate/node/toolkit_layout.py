@@ -20,10 +20,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from .child import read_environment
 from .durable import StateError, discard_tree, is_real_dir, make_dir, switch_link, sync_filesystem, write_atomic
-from .toolkit_releases import COMPONENTS, packages, short, version_json_key
+from .toolkit_releases import COMPONENTS, expected_components, packages, short, version_json_key
 from .toolkit_wheels import components_of, select
 
 TARGET = "targets/x86_64-linux"
@@ -461,11 +463,13 @@ def _alternatives(alternatives: Alternatives, *arguments: str) -> None:
 
 
 def prune(places: Places, keep: Sequence[str], *, check: bool = False) -> list[str]:
-    """Remove the toolkits from wheels that no link names and that are not in ``keep`` (directories or versions).
+    """Remove the toolkits from wheels that nothing names: no link, no generation's CUDA_HOME, and not ``keep``.
+
+    keep: directories or versions.
 
     Nothing else ever removes a toolkit. Returns the directories that went (in check mode: would go).
     """
-    linked = set(_linked(places.prefix))
+    linked = {*_linked(places.prefix), *_used(places.root)}
     going = [
         entry
         for entry in _entries(places.toolkits)
@@ -483,6 +487,14 @@ def _linked(prefix: str) -> Iterator[str]:
         for entry in os.scandir(prefix):
             if entry.name.startswith("cuda") and entry.is_symlink():
                 yield os.path.realpath(entry.path)
+
+
+def _used(root: str) -> Iterator[str]:
+    """Yield what the environments of the generations name as CUDA_HOME, resolved."""
+    for generation in _entries(os.path.join(root, "generations")):
+        home = read_environment(Path(generation, "environment")).get("CUDA_HOME")
+        if home:
+            yield os.path.realpath(home)
 
 
 def free_bytes(path: str) -> int:
@@ -543,13 +555,14 @@ def _read(places: Places, options: Mapping[str, Any], alternatives: Alternatives
         named = packages(version, options["components"]) if options["packages"] else {}
     except ValueError as error:
         raise StateError("invalid", f"{error}.") from error
+    names = expected_components(version, "wheels" if options["lock"] else "nvidia", options["components"])
     found = survey(places, version, wanted.get("id", ""), alternatives)
     found.update(
         default_version=_version_of(found["default_target"]) if found["default_target"] else "",
         free_bytes=free_bytes(places.toolkits),
         python=sys.executable,
     )
-    return {"changed": False, "toolkit": found, "wanted": wanted, "packages": named}
+    return {"changed": False, "toolkit": found, "wanted": wanted, "packages": named, "compiler": "nvcc" in names}
 
 
 def _linked_result(link: str, before: str, after: str) -> dict[str, Any]:

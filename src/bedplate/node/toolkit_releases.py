@@ -249,3 +249,15 @@ def packages(version: str, components: Sequence[str]) -> dict[str, str]:
         if component in known
         for name in names[component]
     }
+
+
+def expected_components(version: str, source: str, names: Sequence[str]) -> dict[str, str]:
+    """Return {component: version or ""} that a toolkit must have; "" where the release is not in the table.
+
+    names: those of the profile; none means all that the source brings. Of a toolkit that is not Bedplate's only the
+    compiler and the runtime are asked for then.
+    """
+    known = COMPONENTS.get(version, {})
+    if not names:
+        names = ["cudart", "nvcc"] if source == "none" or not known else sorted(set(known) - lacking(version, source))
+    return {name: known.get(name, "") for name in closure(names)}
