@@ -360,6 +360,18 @@ def test_a_trace_that_does_not_end_is_cut_off_and_says_so(incident: Request) -> 
     assert b"symbol=clock_nanosleep;" in part.data, "the last symbol is what it waits in"
 
 
+def test_hanging_imports_do_not_add_up(incident: Request) -> None:
+    site = tiny_stack.site_packages(Path(incident.generation))
+    names = ("hangs_a", "hangs_b", "hangs_c")
+    for name in names:
+        (site / f"{name}.py").write_text("import time\ntime.sleep(60)\n")
+    hanging = replace(incident, verdicts=[replace(BROKEN, subject=name) for name in names], trace_timeout_s=1.5)
+    began = time.monotonic()
+    notes = [part.note for part in collect(hanging) if part.name.startswith("loader-")]
+    assert time.monotonic() - began < 15
+    assert "the time for traces was over" in notes[2]
+
+
 PIECES = st.lists(st.sampled_from([b"x", b"\n", b"error:", b"err", b"or:", b"line\nline\n"]), max_size=60)
 
 

@@ -32,6 +32,7 @@ from .verdicts import Verdict, failing
 ARCHIVE_LIMIT = 10_000_000  # bytes; all parts at their limits, unpacked, are less
 TRACED_IMPORTS = 3  # failing imports whose loader is traced; each may take TRACE_TIMEOUT_S
 TRACE_TIMEOUT_S = 90.0
+TRACE_BUDGET = 2  # times the limit of one trace, for all of them: a node goes back before it is studied for long
 COMMAND_TIMEOUT_S = 20.0
 KMSG_RECORDS = 200_000
 
@@ -431,14 +432,19 @@ def _traces(request: Request) -> Iterator[Part]:
     """Yield loader trace and memory map of the first failing imports, each imported once more for that."""
     broken = [v for v in failing(request.verdicts, preexisting=True) if v.code.startswith("import.")]
     python = os.path.join(request.generation, "venv", "bin", "python")
+    deadline = time.monotonic() + TRACE_BUDGET * request.trace_timeout_s
     for number, verdict in enumerate(broken[:TRACED_IMPORTS], 1):
         name = f"{number}-{re.sub(r'[^A-Za-z0-9_.-]', '_', verdict.subject)[:80]}.txt"
         trace, maps = f"loader-{name}", f"maps-{name}"
         if not request.generation or not os.path.exists(python):
             yield Part(trace, b"", note=f"not traced: there is no interpreter {python}")
             continue
+        left = min(deadline - time.monotonic(), request.trace_timeout_s)
+        if left < 1:
+            yield Part(trace, b"", note="not traced: the time for traces was over")
+            continue
         try:
-            found = _trace(request, verdict, python)
+            found = _trace(request, verdict, python, left)
         except ChildError as error:
             yield Part(trace, b"", note=f"not traced: {error}")
             continue
@@ -451,7 +457,7 @@ def _traces(request: Request) -> Iterator[Part]:
         yield Part("loader-others.txt", b"", note=f"not traced, since only {TRACED_IMPORTS} are: {others}")
 
 
-def _trace(request: Request, verdict: Verdict, python: str) -> dict[str, str]:
+def _trace(request: Request, verdict: Verdict, python: str, timeout_s: float) -> dict[str, str]:
     """Import once more with LD_DEBUG=libs,symbols; return {loader, maps, note}, the trace around the errors."""
     words = ["error:", *(str(verdict.evidence[key]) for key in ("library", "symbol") if verdict.evidence.get(key))]
     outcome = run_probe(
@@ -462,7 +468,7 @@ def _trace(request: Request, verdict: Verdict, python: str) -> dict[str, str]:
             "words": [words[0], *(f"find library={os.path.basename(word)}" for word in words[1:])],
         },
         python=python,
-        timeout_s=request.trace_timeout_s,
+        timeout_s=timeout_s,
         environment=read_environment(Path(request.generation) / "environment"),
         user=request.user,
     )
