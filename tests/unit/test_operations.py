@@ -124,35 +124,43 @@ ILLEGAL = "CUDA error: an illegal memory access was encountered\\nCUDA kernel er
 @pytest.mark.parametrize(
     ("body", "code", "status"),
     [
-        (f"raise RuntimeError({ILLEGAL!r})", "crash", "fail"),
-        ("raise RuntimeError('CUDA error: misaligned address')", "crash", "fail"),
+        (f"raise RuntimeError({ILLEGAL!r})", "operation.crash", "fail"),
+        ("raise RuntimeError('CUDA error: misaligned address')", "operation.crash", "fail"),
         (
             "raise RuntimeError('CUDA error: no kernel image is available for execution on the device')",
-            "no_kernel_image",
+            "operation.no_kernel_image",
             "fail",
         ),
         (
             "raise RuntimeError('CUDA error: the provided PTX was compiled with an unsupported toolchain.')",
-            "no_kernel_image",
+            "operation.no_kernel_image",
             "fail",
         ),
         (
             "raise RuntimeError('No supported CUDA architectures found for major versions [9, 10].')",
-            "no_kernel_image",
+            "operation.no_kernel_image",
             "fail",
         ),
-        ("raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB.')", "no_memory", "inconclusive"),
-        ("import no_such_library", "unavailable", "fail"),
-        ("torch.no_such_function()", "unavailable", "fail"),
-        ("raise RuntimeError('Could not find nvcc and default cuda_home does not exist')", "unavailable", "fail"),
-        ("raise RuntimeError('Ninja build failed. Ninja output: ...')", "unavailable", "fail"),
-        ("raise ValueError('odd')", "error", "fail"),
-        ("sys.exit(0)", "error", "fail"),
+        (
+            "raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB.')",
+            "operation.no_memory",
+            "inconclusive",
+        ),
+        ("import no_such_library", "operation.unavailable", "fail"),
+        ("torch.no_such_function()", "operation.unavailable", "fail"),
+        (
+            "raise RuntimeError('Could not find nvcc and default cuda_home does not exist')",
+            "operation.unavailable",
+            "fail",
+        ),
+        ("raise RuntimeError('Ninja build failed. Ninja output: ...')", "operation.unavailable", "fail"),
+        ("raise ValueError('odd')", "operation.error", "fail"),
+        ("sys.exit(0)", "operation.error", "fail"),
     ],
 )
 def test_an_error_by_its_cause(run: Run, body: str, code: str, status: str) -> None:
     (verdict,) = run(body, gpus=1)
-    assert found([verdict]) == [(f"operation.{code}", status, "tried GPU 0")]
+    assert found([verdict]) == [(code, status, "tried GPU 0")]
     assert verdict.action
     assert "in run" in verdict.evidence["stderr"]  # the traceback
 
