@@ -330,7 +330,7 @@ def test_acs_names_the_bridges_on_the_way(tree: HostTree) -> None:
         tree.set_acs(bridge, ACS_REDIRECTING)
     (verdict,) = [v for v in host.judge(report_of(tree), healthy_nvml(), EXPECT) if v.code == "node.acs"]
     assert verdict.evidence["redirecting"] == ["0000:20:01.1", "0000:22:00.0", "0000:23:10.0"]
-    assert "..." not in verdict.message
+    assert "more" not in verdict.message
     assert "pci=disable_acs_redir=0000:20:01.1;0000:22:00.0;0000:23:10.0" in verdict.action
     assert verdict.evidence["paths"][gpu_bus_id(3)] == verdict.evidence["redirecting"]
 
@@ -423,6 +423,38 @@ def test_what_nvml_says_is_judged(healthy: dict[str, Any], name: str) -> None:
         if verdict.status not in ("pass", "skipped"):
             assert verdict.action
             assert verdict.layer == "node", "no layer that a rollback would touch"
+
+
+def message(verdicts: list[Verdict], code: str) -> str:
+    return next(v.message for v in verdicts if v.code == code)
+
+
+def test_sentences_say_what_was_found(tree: HostTree) -> None:
+    """Each of these is read by a person, and a wrong word sends him to the wrong place."""
+    healthy = host.judge(report_of(tree), healthy_nvml(), EXPECT)
+    assert message(healthy, "gpu.ecc") == "ECC is on; no uncorrectable errors."
+    assert message(healthy, "node.hmm") == "HMM is off in the loaded module."
+    assert message(healthy, "node.acs") == "No bridge above a GPU redirects peer-to-peer traffic."
+    assert message(healthy, "gpu.link_width") == "The links have 16 lanes."
+    tree.gpu_file(3, "current_link_width", "8\n")
+    tree.gpu_file(4, "current_link_width", "8\n")
+    tree.gpu_file(5, "current_link_width", "4\n")
+    tree.hmm("N")
+    other = with_gpu3(healthy_nvml(), ecc=False, ecc_pending=False)
+    broken = host.judge(report_of(tree), other, {**EXPECT, "arch": "sm_90", "pcie_width": 1})
+    assert message(broken, "gpu.ecc") == "ECC is off, and the profile wants it on."
+    assert message(broken, "node.hmm") == "HMM is on in the loaded module."
+    assert message(broken, "gpu.link_width") == "The links have 16 (5 GPUs), 8 (2 GPUs), 4 (1 GPU) lanes."
+    for index in range(8):
+        for bridge in tree.bridges_above(index):
+            tree.set_acs(bridge, ACS_REDIRECTING)
+    acs = message(host.judge(report_of(tree), other, EXPECT), "node.acs")
+    assert acs.startswith("16 of the 16 bridges above the GPUs redirect")
+    assert acs.endswith("0000:03:10.0 and 12 more.")
+    unknown = with_gpu3(healthy_nvml(), ecc=None, ecc_pending=None)
+    assert message(host.judge(report_of(tree), unknown, {**EXPECT, "ecc": None}), "gpu.ecc").startswith(
+        "ECC is on (7 GPUs)"
+    )
 
 
 def test_under_load_the_generation_counts(healthy: dict[str, Any]) -> None:
@@ -576,6 +608,44 @@ def test_a_kernel_log_that_cannot_be_read_is_skipped(tree: HostTree) -> None:
     (tree.root / "dev/kmsg").unlink()
     verdicts = {v.code: v.status for v in host.judge(report_of(tree), healthy_nvml(), EXPECT)}
     assert (verdicts["gpu.xid"], verdicts["node.link_down"]) == ("skipped", "skipped")
+
+
+@pytest.fixture
+def journalctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Put a script in the place of journalctl."""
+
+    def write(script: str) -> None:
+        program = tmp_path / "bin/journalctl"
+        program.parent.mkdir()
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+
+    return write
+
+
+def test_the_journal_has_what_the_ring_buffer_forgot(journalctl: Callable[[str], None]) -> None:
+    journalctl(
+        "echo '[    5.000000] n1 kernel: Linux version 6.8'\n"
+        "echo '[   98.765432] n1 kernel: NVRM: Xid (PCI:0000:31:00): 79, GPU has fallen off the bus.'"
+    )
+    assert host_child.journal() == [
+        "[   98.765432] n1 kernel: NVRM: Xid (PCI:0000:31:00): 79, GPU has fallen off the bus."
+    ]
+
+
+@pytest.mark.parametrize("script", ["exit 1", "true", "echo half; exit 1"])
+def test_no_journal_is_none(journalctl: Callable[[str], None], script: str) -> None:
+    journalctl(script)
+    assert host_child.journal() is None
+
+
+def test_a_journal_that_does_not_answer_is_given_up(
+    journalctl: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journalctl("exec sleep 60")
+    monkeypatch.setattr(host_child, "JOURNAL_S", 0.3)
+    assert host_child.journal() is None
 
 
 def test_a_flood_of_xids_is_counted_in_bounded_room(tree: HostTree) -> None:

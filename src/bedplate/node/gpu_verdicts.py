@@ -414,8 +414,8 @@ def _on(mode: bool | None) -> str:
 
 
 def _counted(values: Any) -> str:
-    """Return "16", or "8 (1 GPU), 16 (7 GPUs)" where they differ."""
+    """Return "16", or "16 (7 GPUs), 8 (1 GPU)" where they differ."""
     counts = Counter(values)
     if len(counts) == 1:
         return str(next(iter(counts)))
-    return ", ".join(f"{value} ({n} GPU{'s' if n > 1 else ''})" for value, n in sorted(counts.items(), key=str))
+    return ", ".join(f"{value} ({n} GPU{'s' if n > 1 else ''})" for value, n in counts.most_common())

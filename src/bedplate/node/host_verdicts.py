@@ -85,7 +85,7 @@ def _acs(report: Mapping[str, Any]) -> Verdict:
     if redirecting:
         message = (
             f"{len(redirecting)} of the {len(bridges)} bridges above the GPUs redirect peer-to-peer traffic upstream: "
-            f"{', '.join(redirecting[:4])}{' ...' if len(redirecting) > 4 else ''}."
+            f"{', '.join(redirecting[:4])}{f' and {len(redirecting) - 4} more' if len(redirecting) > 4 else ''}."
         )
         # Documentation/admin-guide/kernel-parameters.txt; a kernel with an IOMMU turns ACS on whatever the BIOS says.
         action = (
