@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,13 +78,16 @@ def lock_report(
     return engine.check([e for e in extensions if _carries_extensions(e)], setting), looked
 
 
-def check_wheels(paths: Sequence[Path], torch_version: str = "") -> tuple[WheelReport, list[Looked]]:
+def check_wheels(
+    paths: Sequence[Path], torch_version: str = "", get_index: Callable[[], TorchIndex] = load_index
+) -> tuple[WheelReport, list[Looked]]:
     """Return the verdicts on wheels on disk together.
 
-    Args: torch_version: a release of the index to hold them against; not needed when a torch wheel is among them.
+    Args: torch_version: a release of the index to hold them against; not needed when a torch wheel is among them;
+    get_index: returns the index of torch releases.
     Errors: BedplateError when there is no torch to hold them against, or a file is not a readable wheel.
     """
-    index = load_index()
+    index = get_index()
     torch = next((p for p in paths if p.name.startswith("torch-")), None)
     if torch is None and not torch_version:
         raise BedplateError("no torch among the wheels: add its wheel, or say which release with --torch VERSION")
@@ -99,6 +102,7 @@ def check_wheels(paths: Sequence[Path], torch_version: str = "") -> tuple[WheelR
         release = index.release(version.split("+")[0])
         if release is None or "+" in version:
             release, exports = read_torch_wheel(torch, layout=False)
+            index = copy.copy(index)  # the caller may use it for other things too
             index.add(release, exports)
     else:
         release = index.release(torch_version)
@@ -107,7 +111,9 @@ def check_wheels(paths: Sequence[Path], torch_version: str = "") -> tuple[WheelR
     return Engine(index).check(extensions, Setting(release, release.cuda)), looked
 
 
-def check_directory(path: Path, *, arch: int | None = None) -> list[Verdict]:
+def check_directory(
+    path: Path, *, arch: int | None = None, get_index: Callable[[], TorchIndex] = load_index
+) -> list[Verdict]:
     """Return the verdicts on an environment on this machine: a virtual environment, a generation, or site-packages.
 
     Errors: BedplateError when it is none.
@@ -121,7 +127,7 @@ def check_directory(path: Path, *, arch: int | None = None) -> list[Verdict]:
             raise BedplateError(f"{path} is no Python environment: {error}") from error
         site = str(path)
     try:
-        index: TorchIndex | None = load_index()
+        index: TorchIndex | None = get_index()
     except BedplateError:
         index = None  # the check stands without it; only "which release has it" is lost
     return check_environment(site, index=index, arch=arch).verdicts

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -83,27 +84,38 @@ def _checked(
     find_links: Sequence[Path],
     profiles: Sequence[Path] | None,
 ) -> list[tuple[str, list[Verdict], dict[str, Any]]]:
+    index = _loading()
     from .abi_check import check_directory, check_wheels, lock_report
-    from .abi_index import load_index
     from .profiles import load_profile
 
+    engine: Engine | None = None  # one for all locks and targets, which ask for the same symbols
     wheels = [Path(w) for w in what if w.endswith(".whl")]
     results: list[tuple[str, list[Verdict], dict[str, Any]]] = []
     if wheels:
-        report, looked = check_wheels(wheels, torch)
+        report, looked = check_wheels(wheels, torch, index)
         results.append((", ".join(w.name for w in wheels), report.verdicts, _extra(report, looked)))
     for name in what:
         if name.endswith(".whl"):
             continue
         if "/" in name or Path(name).is_dir():
-            results.append((name, check_directory(Path(name), arch=arch), {}))
+            results.append((name, check_directory(Path(name), arch=arch, get_index=index), {}))
             continue
         profile = load_profile(name, profiles)
-        engine = Engine(load_index())  # one for all targets, which ask for the same symbols
+        engine = engine or Engine(index())
         for target in targets or profile.data.stack.targets:
             report, looked = lock_report(profile, target, find_links=find_links, engine=engine)
             results.append((f"{name} {target}", report.verdicts, _extra(report, looked)))
     return results
+
+
+def _loading() -> Callable[[], TorchIndex]:
+    """Begin to read the index in a thread; return what waits for it.
+
+    Decompressing takes a core for a sixth of a second; meanwhile libraries are imported and package indexes answer.
+    """
+    from .abi_index import load_index
+
+    return ThreadPoolExecutor(1).submit(load_index).result
 
 
 def _extra(report: WheelReport, looked: Sequence[Any]) -> dict[str, Any]:
@@ -130,14 +142,14 @@ def solve(
     as_json: JsonOption = False,
 ) -> None:
     """Say which torch releases satisfy all given extensions together; exit 1 when none does."""
-    from .abi_index import load_index
+    index = _loading()
     from .abi_sources import from_file, from_requirement
 
-    engine = Engine(load_index())
     groups = [
         [from_file(Path(item))] if item.endswith(".whl") else from_requirement(item, python=python, index_url=index_url)
         for item in what
     ]
+    engine = Engine(index())
     solution = solve_extensions(engine, [group[0][0] for group in groups], cuda=cuda)
     others = [(x, seen) for group in groups for x, seen in group[1:]]
     files = []
