@@ -568,6 +568,8 @@ def test_users_of_the_gpus(tree: HostTree) -> None:
     tree.process(4242, "python3", "/dev/null", "/dev/nvidia3")
     tree.process(4243, "bash", "/dev/pts/0")
     users = host.gpu_users(str(tree.root))
+    assert [(user["pid"], user["comm"], user["daemon"]) for user in users] == [(4242, "python3", False)]
+    users = host.gpu_users(str(tree.root), daemons=True)
     assert [(user["pid"], user["comm"], user["daemon"]) for user in users] == [
         (812, "nvidia-persiste", True),
         (4242, "python3", False),

@@ -60,7 +60,7 @@ def inspect(root: str = "/", *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     - shm: {total_bytes, free_bytes} or None; memlock_bytes: None for no limit;
     - kernel_log: {source, complete, reason} and what ``xid.read_log`` returns;
     - forward_compat: directories of the loader's path that hold a forward-compatibility libcuda;
-    - users: of ``gpu_users``.
+    - users: of ``gpu_users``, daemons too.
 
     Raises child.ChildError when the child cannot be started.
     """
@@ -96,7 +96,7 @@ def interpret(raw: Mapping[str, Any], root: str, error: str | None = None) -> di
             **xid.read_log(log["lines"]),
         },
         "forward_compat": forward_compat(raw.get("loader_files", {}), root),
-        "users": gpu_users(root),
+        "users": gpu_users(root, daemons=True),
     }
 
 
@@ -127,20 +127,21 @@ def judge(
     return verdicts + gpu_verdicts.judge(report, nvml, expect, under_load) + host_verdicts.judge(report, nvml, expect)
 
 
-def gpu_users(root: str = "/") -> list[dict[str, Any]]:
+def gpu_users(root: str = "/", *, daemons: bool = False) -> list[dict[str, Any]]:
     """Return the processes that have a device of the NVIDIA driver open; root sees those of everybody.
 
-    root: the directory that stands for ``/``.
+    root: the directory that stands for ``/``. daemons: whether to return also those that run on a node at rest, such as
+    nvidia-persistenced.
 
     Keys: pid, comm (the kernel's 15 characters of its name), user (name, or number when it has none), devices, daemon
-    (whether it is one that runs on a node at rest, such as nvidia-persistenced). Reads neither the memory maps nor the
+    (whether it is one of those). Reads neither the memory maps nor the
     command line of a process: both wait for one that hangs in the driver.
     """
     users = []
     for directory in Path(root, "proc").glob("[0-9]*"):
         devices = _devices(directory / "fd")
-        if devices:
-            comm = read_text(directory / "comm") or ""
+        comm = read_text(directory / "comm") or "" if devices else ""
+        if devices and (daemons or comm not in DAEMONS):
             users.append(
                 {
                     "pid": int(directory.name),
