@@ -9,11 +9,12 @@ import shutil
 import struct
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 from driver_tree import KERNEL, NEXT_KERNEL, OPEN, VERSION, Tree, elf_module, healthy, key, signature_list, signed
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bedplate.node import der, driver, initramfs, kernel_modules, modprobe_config, package_state, secure_boot
@@ -166,6 +167,7 @@ def test_a_module_whose_signature_cannot_be_read_is_inconclusive(tmp_path: Path)
     assert found == ["inconclusive"] * 2
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.binary(max_size=400), st.integers(0, len(MODULE)), st.booleans())
 def test_modules_of_any_bytes(data: bytes, at: int, replaces: bool) -> None:
     module = MODULE[:at] + data + (MODULE[at + len(data) :] if replaces else MODULE[at:])
@@ -174,6 +176,7 @@ def test_modules_of_any_bytes(data: bytes, at: int, replaces: bool) -> None:
     kernel_modules.signature(data + kernel_modules.SIGNATURE_MAGIC)
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.binary(max_size=300))
 def test_der_of_any_bytes(data: bytes) -> None:
     with contextlib.suppress(der.DerError):
@@ -182,6 +185,7 @@ def test_der_of_any_bytes(data: bytes) -> None:
         assert der.signer(data).issuer or der.signer(data).key_id
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.integers(0, 600), st.integers(0, 255))
 def test_der_with_one_byte_changed(at: int, value: int) -> None:
     data = bytearray(key("somebody").der)
@@ -190,6 +194,7 @@ def test_der_with_one_byte_changed(at: int, value: int) -> None:
         assert der.certificate(bytes(data)).serial
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.binary(max_size=300))
 def test_key_lists_of_any_bytes(data: bytes) -> None:
     keys, _ = secure_boot.key_list(signature_list(key("first").der) + data)
@@ -203,6 +208,7 @@ def test_a_key_list_that_ends_early_is_not_whole() -> None:
     assert not secure_boot.key_list(data[:-1])[1]
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.binary(max_size=200))
 def test_output_of_modinfo_of_any_bytes(data: bytes) -> None:
     assert isinstance(kernel_modules.parse_modinfo_output(data)["signed"], bool)
@@ -240,6 +246,7 @@ def test_kernels_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     assert found == ["6.8.0-9-generic", "6.8.0-100-generic", "6.11.0-1-generic"]
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.lists(st.text("0123456789.-abc", min_size=1, max_size=12), max_size=6))
 def test_any_names_of_kernels_can_be_sorted(names: list[str]) -> None:
     assert sorted(sorted(names, key=kernel_modules.natural)) == sorted(names)
@@ -290,6 +297,7 @@ def test_listings(names: list[str], nvidia: list[str], nouveau: bool, firmware: 
     assert (found["nvidia"], found["nouveau"], found["firmware"], found["listed"]) == (nvidia, nouveau, firmware, True)
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.lists(st.text(max_size=60), max_size=5))
 def test_listings_of_any_text(names: list[str]) -> None:
     assert initramfs.parse(names)["listed"]
@@ -403,6 +411,7 @@ CONTENT = st.one_of(st.binary(max_size=80), st.lists(WORDS, max_size=20).map(lam
 
 @example({"/proc/sys/kernel/osrelease": b"\0"})
 @example({"/proc/sys/kernel/osrelease": b"../../../etc"})
+@settings(deadline=None)  # the machine may be busy
 @given(st.dictionaries(st.sampled_from(PATHS), st.one_of(CONTENT, st.none()), max_size=8))
 def test_any_content_in_any_file(files: dict[str, bytes | None]) -> None:
     with tempfile.TemporaryDirectory() as directory:
@@ -508,3 +517,19 @@ def test_a_date_that_is_none_says_nothing_about_the_boot(tmp_path: Path) -> None
     change = package_state.last_change(Sysroot(str(tmp_path)))
     assert change is not None
     assert (change["packages"], change["since_boot"]) == (["libcuda1 1-1 -> 2-1"], None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a", "\n", " ", "/", "/*", '"', "(", "asymmetri ", "a:b (", "error: ", "NVRM version: ", "{;", "/**/", "\\\n"],
+)
+def test_big_files_of_one_thing_are_read_in_bounded_time(tmp_path: Path, text: str) -> None:
+    """A megabyte on which a careless regular expression would work for hours."""
+    tree = Tree(tmp_path)
+    content = (text * (1 << 20))[: 1 << 20]
+    for path in [*PATHS, "/var/lib/dkms/nvidia/1.1/build/make.log"]:
+        tree.write(path, ("DKMS make.log for x for kernel k (x)\n" if path.endswith("make.log") else "") + content)
+    began = time.monotonic()
+    report = driver.inspect(str(tmp_path))
+    driver.judge(report, {"version": VERSION, "flavour": "open"}, {})
+    assert time.monotonic() - began < 30

@@ -143,7 +143,7 @@ def _loaded_modules(files: Sysroot) -> set[str]:
 def _loaded(files: Sysroot, modules: set[str]) -> dict[str, Any]:
     """Return version and flavour of the loaded nvidia module."""
     line = files.line("/proc/driver/nvidia/version")
-    match = _NVRM.search(line or "")
+    match = _NVRM.search((line or "")[:500])
     version = files.line("/sys/module/nvidia/version") or (match.group(1) if match else None)
     flavour = None
     if line and match:

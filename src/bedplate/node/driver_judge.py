@@ -155,6 +155,9 @@ def _why_not_loaded(report: Mapping[str, Any], expected_gpus: int | None) -> tup
             )
         action = "Blacklist nouveau in /etc/modprobe.d, run `update-initramfs -u -k all`, and reboot."
         return "fail", "nouveau", message, action
+    if running is None:
+        message = "It is not loaded, and which kernel runs cannot be read."
+        return "fail", "unknown", message, "Look at `uname -r`, `modprobe nvidia` and `dmesg` on the node."
     if module is None:
         others = [name for name in report["kernel"]["bootable"] if main_module(report, name)]
         newest = report["kernel"]["bootable"][-1:]

@@ -35,13 +35,12 @@ PLACES = ("updates", "extra", "weak-updates")
 MAX_DIRECTORIES = 2000
 
 _MODULE_FILE = re.compile(r"(nvidia[\w-]*)\.ko(\.xz|\.zst|\.gz)?\Z")
+_RELEASE = re.compile(r"[\w.+~-]{1,64}")  # what uname -r can say: 64 bytes (linux/utsname.h), no slashes
 _DKMS_NAME = re.compile(r"nvidia")
-# "DKMS make.log for nvidia-580.82.07 for kernel 6.8.0-79-generic (x86_64)", the log's first line; then what make and
-# the compiler say: "nv-pci.c:223:9: error: too few arguments to function 'pci_resize_resource'".
-_LOG_KERNEL = re.compile(r"\ADKMS \(?make\.log\)?.* for (?:kernel )?(\S+) \(")
-_LOG_ERROR = re.compile(
-    r"^(?:\S*/)?(\S*?:\s?(?:\d+:)*\s?(?:fatal )?error: .*|ERROR: .*|\S+: not found)$", re.MULTILINE | re.IGNORECASE
-)
+# The first line of DKMS's log: "DKMS make.log for nvidia-580.82.07 for kernel 6.8.0-79-generic (x86_64)".
+_LOG_KERNEL = re.compile(r"DKMS \(?make\.log\)? for \S+ for (?:kernel )?(\S+) \(")
+# What the compiler, DKMS and the shell say: "nv-pci.c:223:9: error: too few arguments to function".
+_LOG_ERROR = re.compile(r"\berror: |: not found$", re.IGNORECASE)
 MAKE_LOG_LIMIT = 16 << 20
 
 
@@ -271,12 +270,14 @@ def _state(module: str, version: str, kernel: str, state: str, *, error: str = "
 def _failed(root: Sysroot, module: str, version: str) -> dict[str, str] | None:
     """Return the state of a build that failed: DKMS leaves the build directory then, with its log."""
     path = f"/var/lib/dkms/{module}/{version}/build/make.log"
-    log = root.text(path, MAKE_LOG_LIMIT)
-    match = _LOG_KERNEL.search(log or "")
-    if log is None or not match:
+    lines = (root.text(path, MAKE_LOG_LIMIT) or "").splitlines()
+    match = _LOG_KERNEL.match(lines[0][:500]) if lines else None
+    if not match:
         return None
-    error = _LOG_ERROR.search(log)
-    return _state(module, version, match.group(1), "failed", error=error.group(1)[:300] if error else "", log=path)
+    # Command lines are longer than messages, and have -Werror in them.
+    error = next((line for line in lines if len(line) < 1000 and _LOG_ERROR.search(line)), "")
+    error = re.sub(r"^\S*/(?=[^/\s]+:)", "", error)[:300]  # the path of the build directory says nothing
+    return _state(module, version, match.group(1), "failed", error=error, log=path)
 
 
 def _built(root: Sysroot, place: str) -> Iterator[tuple[str, str]]:
@@ -307,7 +308,8 @@ def kernels(root: Sysroot) -> dict[str, Any]:
     images = {name[len("vmlinuz-") :] for name in root.names("/boot") if name.startswith("vmlinuz-")}
     images = {name for name in images if "rescue" not in name and not name.endswith((".old", ".bak", ".dpkg-bak"))}
     images |= {name for name in modules if root.exists(f"/lib/modules/{name}/vmlinuz")}
-    running = root.line("/proc/sys/kernel/osrelease") or (os.uname().release if root.root == "/" else None)
+    release = root.line("/proc/sys/kernel/osrelease") or (os.uname().release if root.root == "/" else "")
+    running = release if _RELEASE.fullmatch(release) else None
     return {"running": running, "bootable": sorted(images or modules, key=natural), "images": bool(images)}
 
 

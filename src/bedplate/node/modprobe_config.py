@@ -21,6 +21,8 @@ DIRECTORIES = (
     "/lib/modprobe.d",
 )
 
+LINE_LIMIT = 8192  # characters
+
 # Debian's packages name the files of the modules so, and their aliases lead from the plain names.
 _DEBIAN_NAME = re.compile(r"nvidia_(?:current|tesla|legacy)(?:_\d+xx|_\d+)?(?:_open)?((?:_\w+)?)\Z")
 _TRUE, _FALSE = ("1", "y", "yes", "on", "true"), ("0", "n", "no", "off", "false")
@@ -94,7 +96,8 @@ def _apply(
 def _assignments(text: str) -> list[tuple[str, str]]:
     """Return name and value of each "name=value"; a bare name is a boolean, true (the kernel's parse_args)."""
     try:
-        words = shlex.split(text, comments=True)
+        # What is longer than any kernel command line is taken without quotes: shlex takes a square of the length.
+        words = shlex.split(text, comments=True) if len(text) <= LINE_LIMIT else text.split()
     except ValueError:  # an unclosed quote
         words = text.split()
     pairs = [word.partition("=") for word in words]

@@ -15,6 +15,7 @@ from .sysroot import Sysroot
 
 STATUS_LIMIT = 64 << 20  # bytes; a desktop's status file has about 10 MiB
 HISTORY_LIMIT = 16 << 20
+MAX_SCOPES = 64  # nested braces in apt.conf; nobody writes more than three
 
 # Every package of the driver, by name: what automatic upgrades must leave alone. Not those of containers, of the
 # toolkit, of X configuration tools.
@@ -97,7 +98,7 @@ def last_change(root: Sysroot) -> dict[str, Any] | None:
         changed = [
             f"{name} {versions.replace(', automatic', '').replace(', ', ' -> ')}"
             for action in ("Install", "Upgrade", "Downgrade", "Remove", "Purge", "Reinstall")
-            for name, versions in re.findall(r"([a-z0-9.+-]+):\S+ \(([^)]*)\)", fields.get(action, ""))
+            for name, versions in _changed(fields.get(action, ""))
             if is_driver_package(name)
         ]
         if changed:
@@ -114,6 +115,14 @@ def last_change(root: Sysroot) -> dict[str, Any] | None:
         known = boot is not None and found["epoch"] is not None
         found["since_boot"] = found["epoch"] > boot if known else None
     return found
+
+
+def _changed(text: str) -> Iterator[tuple[str, str]]:
+    """Yield name and versions of each package in "name:arch (old, new), name:arch (new)"."""
+    for part in text.split("), "):
+        name, separator, versions = part.partition(" (")
+        if separator:
+            yield name.split(":")[0], versions.rstrip(")")
 
 
 def _epoch(date: str) -> float | None:
@@ -141,9 +150,22 @@ def apt_settings(root: Sysroot) -> dict[str, list[str]]:
     return settings
 
 
+def _without_comments(text: str) -> str:
+    """Return a text without what stands between /* and */; one that does not end takes the rest with it."""
+    kept: list[str] = []
+    at = 0
+    while True:
+        start = text.find("/*", at)
+        end = text.find("*/", start + 2) if start >= 0 else -1
+        kept.append(text[at : start if start >= 0 else len(text)])
+        if end < 0:
+            return " ".join(kept)
+        at = end + 2
+
+
 def _parse_settings(text: str, settings: dict[str, list[str]]) -> None:
     """Add the settings of one file: `A::B "x";`, `A { B "x"; };`, `A:: "x";`, `A { "x"; };`, `#clear A;`."""
-    text = re.sub(r"/\*.*?\*/", " ", text, flags=re.DOTALL)
+    text = _without_comments(text)
     tokens: list[str] = []
     for line in text.splitlines():
         if line.lstrip().startswith("#clear"):
@@ -156,6 +178,8 @@ def _parse_settings(text: str, settings: dict[str, list[str]]) -> None:
     for word in tokens:
         if word.startswith("//"):
             continue
+        if len(scopes) > MAX_SCOPES:
+            return
         if word == "{":
             scopes.append(name)
             name, values = "", []

@@ -115,15 +115,20 @@ def _state(root: Sysroot) -> str:
 
 
 def kernel_keys(text: str) -> list[str]:
-    """Return the descriptions of the X.509 keys in /proc/keys, such as "Debian Secure Boot CA" (keyrings(7))."""
-    return [name.strip() for name in re.findall(r"\basymmetri\w*\s+(.+?): [0-9a-f]+: X509\.", text)]
+    """Return the names of the X.509 keys in /proc/keys, such as "Debian Secure Boot CA".
+
+    A line has the columns of keyrings(7), the type "asymmetri" and the description "<name>: <key id>: X509.<...>".
+    """
+    columns = [line.split(None, 8) for line in text.splitlines() if "X509." in line]
+    descriptions = [words[8] for words in columns if len(words) == 9 and words[7].startswith("asymmetri")]
+    return [name for name in (text.rpartition(": X509.")[0].rpartition(": ")[0] for text in descriptions) if name]
 
 
 def _dkms_key(root: Sysroot, keys: list[Certificate]) -> dict[str, Any] | None:
     """Return the certificate with whose key DKMS signs, None when there is none yet."""
     more = [f"{DKMS_CONFIGURATION}.d/{name}" for name in root.names(f"{DKMS_CONFIGURATION}.d")]
     text = "\n".join(root.text(path) or "" for path in (DKMS_CONFIGURATION, *more))
-    configured = re.findall(r"^\s*mok_certificate=[\"']?([^\"'\s]+)", text, re.MULTILINE)
+    configured = re.findall(r"^[ \t]*mok_certificate=[\"']?([^\"'\s]+)", text, re.MULTILINE)
     for path in (*configured[-1:], *DKMS_CERTIFICATES):
         data = root.read(path)
         if data is None:

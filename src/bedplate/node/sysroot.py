@@ -13,6 +13,7 @@ import stat
 from collections import deque
 
 TEXT_LIMIT = 1 << 20  # bytes; no file of sysfs, procfs or /etc that is read here comes near it
+MAX_PATH = 4096  # linux/limits.h
 MAX_LINKS = 40  # as the kernel: path_resolution(7)
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR)
@@ -29,10 +30,12 @@ class Sysroot:
     def path(self, name: str) -> str:
         """Return where a path of the node lies on this machine, links followed inside the root.
 
-        Raises OSError when there are too many links (ELOOP), or when it is no path at all (EINVAL).
+        Raises OSError when there are too many links, or when it is no path at all.
         """
         if "\0" in name:  # file names come from files as well
             raise OSError(errno.EINVAL, "no file name", name)
+        if len(name) > MAX_PATH:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), name)
         if self.root == "/":
             return name
         resolved: list[str] = []
