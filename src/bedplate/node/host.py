@@ -6,6 +6,7 @@ Everything is read only, and lies under a root directory, so that a directory ca
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import re
@@ -134,37 +135,31 @@ def gpu_users(root: str = "/", *, daemons: bool = False) -> list[dict[str, Any]]
     nvidia-persistenced.
 
     Keys: pid, comm (the kernel's 15 characters of its name), user (name, or number when it has none), devices, daemon
-    (whether it is one of those). Reads neither the memory maps nor the
-    command line of a process: both wait for one that hangs in the driver.
+    (whether it is one of those). Reads neither the memory maps nor the command line of a process: both wait for one
+    that hangs in the driver.
     """
     users = []
     for directory in Path(root, "proc").glob("[0-9]*"):
         devices = _devices(directory / "fd")
-        comm = read_text(directory / "comm") or "" if devices else ""
-        if devices and (daemons or comm not in DAEMONS):
-            users.append(
-                {
-                    "pid": int(directory.name),
-                    "comm": comm,
-                    "user": _owner(directory),
-                    "devices": devices,
-                    "daemon": comm in DAEMONS,
-                }
-            )
-    return sorted(users, key=lambda user: user["pid"])
+        if not devices:
+            continue
+        comm = read_text(directory / "comm") or ""
+        user = {"pid": int(directory.name), "comm": comm, "user": _owner(directory), "devices": devices}
+        users.append({**user, "daemon": comm in DAEMONS})
+    return sorted((user for user in users if daemons or not user["daemon"]), key=lambda user: user["pid"])
 
 
 def _devices(directory: Path) -> list[str]:
     """Return the NVIDIA devices among the open files of a process; none when it is gone, or another user's."""
-    found = set()
     try:
-        for entry in os.scandir(directory):
-            target = os.readlink(entry.path)
-            if target.startswith("/dev/nvidia"):
-                found.add(target)
-    except OSError:  # a process that ends meanwhile
-        return sorted(found)
-    return sorted(found)
+        names = os.listdir(directory)
+    except OSError:
+        return []
+    targets = set()
+    for name in names:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            targets.add(os.readlink(directory / name))
+    return sorted(target for target in targets if target.startswith("/dev/nvidia"))
 
 
 def _owner(directory: Path) -> str:
