@@ -201,6 +201,7 @@ def test_an_nvcc_of_the_release_that_torch_was_built_with(generation: Path) -> N
     ("body", "words"),
     [
         ("echo 'release 12.8, V12.8.93'", "Its nvcc is of CUDA 12.8, and torch was built with 13.0."),
+        ("echo 'release 13.1, V13.1.80'", "Its nvcc is of CUDA 13.1, and torch was built with 13.0."),
         ("echo nothing", "Its nvcc is of CUDA an unknown release"),
         ("echo broken >&2; exit 3", "exit code 3: broken"),
         ("kill -9 $$", "exit code -9"),
