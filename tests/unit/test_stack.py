@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +81,13 @@ def test_where_torch_does_not_import_it_is_not_asked(generation: Path) -> None:
     )
     for code in ("stack.nccl_version", "stack.arch", "stack.cuda_home"):
         assert verdicts[code].status == "skipped", code
-        assert "torch does" in verdicts[code].message
+        assert re.search("torch (?:was not imported|does not say)", verdicts[code].message)
+
+
+def test_a_package_that_brings_torch_along_tells_of_it(generation: Path) -> None:
+    kernel = replace(torch_verdict(nccl=22705), subject="sgl_kernel")
+    assert run(generation, kernel)["stack.nccl_version"].status == "fail"
+    assert run(generation, torch_verdict(), kernel)["stack.nccl_version"].status == "pass"
 
 
 def test_another_nccl_than_the_lock_pins(generation: Path) -> None:

@@ -40,7 +40,10 @@ def check_stack(
     "sm_120"; empty when it names none.
     """
     packages = installed_packages(Path(site_packages_of(generation)))
-    torch = next((v.evidence for v in imports if v.subject == "torch" and "arch_list" in v.evidence), None)
+    # Every import that brought torch along tells of it; the one of torch itself most directly.
+    tell = [v for v in imports if v.subject == "torch" and "arch_list" in v.evidence]
+    tell += [v for v in imports if v.evidence.get("cuda")]
+    torch = tell[0].evidence if tell else None
     pins = locked_versions(Path(generation) / "requirements.lock")
     verdicts = [_nccl(torch, pins)]
     if arch:
@@ -97,7 +100,7 @@ def _nccl(torch: Mapping[str, Any] | None, pins: Mapping[str, str]) -> Verdict:
     pin = next(((name, pins[name]) for name in sorted(pins) if re.fullmatch(r"nvidia-nccl-cu\d+", name)), None)
     code, subject = "stack.nccl_version", "NCCL"
     if torch is None:
-        return Verdict(code, "skipped", LAYER, subject, "torch does not import, so it is not known which is loaded.")
+        return Verdict(code, "skipped", LAYER, subject, "torch was not imported, so it is not known which is loaded.")
     if pin is None:
         return Verdict(code, "skipped", LAYER, subject, "The lock pins no NCCL.")
     files = [path for name, paths in torch["libraries"].items() if name.startswith("libnccl") for path in paths]
@@ -121,7 +124,7 @@ def _nccl(torch: Mapping[str, Any] | None, pins: Mapping[str, str]) -> Verdict:
 def _arch(torch: Mapping[str, Any] | None, arch: str) -> Verdict:
     """Return the verdict about the architectures that torch was built for."""
     if torch is None:
-        return Verdict("stack.arch", "skipped", LAYER, arch, "torch does not import, so it cannot be asked.")
+        return Verdict("stack.arch", "skipped", LAYER, arch, "torch was not imported, so it cannot be asked.")
     if torch["arch_list"] is None:
         return Verdict("stack.arch", "skipped", LAYER, arch, "This torch does not tell what it was built for.")
     built = torch["arch_list"]
