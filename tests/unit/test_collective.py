@@ -214,6 +214,20 @@ def test_a_rank_that_sleeps_is_a_timeout_that_shows_the_rank(tiny: Path, tmp_pat
     assert "time.sleep" in verdict.evidence["stderr"] or "in all_reduce" in verdict.evidence["stderr"]
 
 
+def test_a_rank_that_died_ends_the_wait_of_others_that_do_not_notice(tiny: Path, tmp_path: Path) -> None:
+    new = IN_ALL_REDUCE + "    if _rank == 1:\n        os.abort()\n    time.sleep(60)\n"
+    verdict = run(changed(tiny, tmp_path / "g", IN_ALL_REDUCE, new), ranks=[2], timeout_s=20.0)[0]
+    assert (verdict.code, verdict.evidence["rank"]) == ("collective.rank_failed", 1)
+    assert verdict.evidence["seconds"] < 12
+
+
+def test_after_a_hang_no_pair_is_tried(tiny: Path, tmp_path: Path) -> None:
+    generation = tiny_stack.make_generation(tmp_path / "g", tiny, torch="2.9.1+tiny.hang")
+    hung, pairs = run(generation, ranks=[2], pairs=True, timeout_s=3.0)
+    assert hung.code == "collective.timeout"
+    assert (pairs.code, pairs.status) == ("collective.unavailable", "skipped")
+
+
 def test_a_group_that_is_slow_is_told_from_one_that_hangs(tiny: Path, tmp_path: Path) -> None:
     generation = changed(tiny, tmp_path / "g", IN_ALL_REDUCE, IN_ALL_REDUCE + "    time.sleep(0.3)\n")
     verdict = run(generation, ranks=[2], timeout_s=3.0)[0]

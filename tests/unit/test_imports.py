@@ -456,6 +456,18 @@ def test_a_text_made_to_be_slow_is_not(text: str) -> None:
     assert time.monotonic() - began < 1
 
 
+def test_the_first_sentence_of_the_loader_counts() -> None:
+    library = "libnvrtc.so.12: cannot open shared object file: No such file"
+    symbol = "ops.so: undefined symbol: missing_three"
+    assert imports._from_loader([f"{library}\n{symbol}"]).code == "import.missing_library"
+    assert imports._from_loader([f"{symbol}\n{library}"]).code == "import.undefined_symbol"
+
+
+def test_a_generation_that_is_reached_through_a_link_is_still_itself(generation: Path, tmp_path: Path) -> None:
+    (tmp_path / "current").symlink_to(generation)
+    assert run(tmp_path / "current", "torch").code == "import.ok"
+
+
 def test_a_loader_text_without_a_file_name() -> None:
     finding = imports._from_loader(["undefined symbol: _ZN3c104normEv"])
     assert (finding.code, finding.evidence["file"]) == ("import.undefined_symbol", None)

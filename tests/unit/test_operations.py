@@ -186,6 +186,11 @@ def test_a_process_that_dies_names_the_gpu_and_the_next_one_is_tried(run: Run) -
     assert "Aborted" in verdicts[0].evidence["stderr"]  # the fault handler's traceback
 
 
+def test_each_gpu_that_takes_the_process_along_is_named(run: Run) -> None:
+    verdicts = run(f"if device != 'cuda:1': os.abort()\n{RIGHT}", gpus=3)
+    assert found(verdicts) == [("operation.crash", "fail", "tried GPU 0"), ("operation.crash", "fail", "tried GPU 2")]
+
+
 def test_a_hang_is_a_timeout_and_the_last_one_tried(run: Run) -> None:
     began = time.monotonic()
     verdicts = run("if device == 'cuda:1': time.sleep(60)", gpus=8, timeout_s=2.0)
