@@ -129,6 +129,7 @@ def _checked_key(repository: Mapping[str, Any], folder: Path, apt: Apt) -> bytes
     """Return the key file once its one primary key has the pinned fingerprint. Raises PackageError."""
     where, pinned = str(repository["key"]), str(repository["fingerprint"]).replace(" ", "").upper()
     try:
+        content: bytes
         if "://" in where:
             with urllib.request.urlopen(where, timeout=KEY_TIMEOUT_S) as answer:  # noqa: S310  # the operator's address
                 content = answer.read(KEY_LIMIT)

@@ -481,11 +481,11 @@ def parse_show(output: str, versions: Mapping[str, str]) -> dict[str, Record]:
     """Return the records of the given versions from the output of ``apt-cache show``, by package name."""
     found: dict[str, Record] = {}
     for stanza in output.split("\n\n"):
-        fields = dict(re.findall(r"^([A-Za-z0-9-]+): ?(.*)$", stanza, re.MULTILINE))
+        fields: dict[str, str] = dict(re.findall(r"^([A-Za-z0-9-]+): ?(.*)$", stanza, re.MULTILINE))
         name = fields.get("Package", "")
         if fields.get("Version") == versions.get(name) and name and "Size" in fields:
             summary = fields.get("Description-en") or fields.get("Description", "")
-            source = fields.get("Source", name).split(" ")[0]
+            source = (fields.get("Source") or name).split(" ")[0]
             size = int(fields.get("Installed-Size", "0")) * 1024
             found.setdefault(name, Record(source, summary, int(fields["Size"]), size))
     return found
