@@ -33,6 +33,8 @@ python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
 .venv/bin/python -m pip --isolated install --quiet --disable-pip-version-check --require-hashes -r requirements/bootstrap.lock \
   || .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bootstrap.lock
 export VIRTUAL_ENV="$PWD/.venv"
-.venv/bin/uv pip sync --quiet --require-hashes requirements/dev.lock
+# Compiled once here: where Python may not write bytecode, every command would compile every library again.
+.venv/bin/uv pip sync --quiet --require-hashes --compile-bytecode requirements/dev.lock
 .venv/bin/uv pip install --quiet --no-deps --no-build-isolation --editable .
+.venv/bin/python -m compileall -q src
 echo "setup: ready ($(.venv/bin/python -V), $(.venv/bin/uv --version))"
