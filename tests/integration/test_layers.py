@@ -48,7 +48,7 @@ def profiles(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("aptrepo")
+    out = tmp_path_factory.mktemp("aptrepo") / "repository"
     run(sys.executable, ROOT / "tests" / "aptrepo" / "build.py", out)
     return out
 
