@@ -26,7 +26,6 @@ ADA, BLACKWELL = "10de:2684", "10de:2bb5"
 DRIVER_NOT_LOADED = 9  # nvml.h, nvmlReturn_t
 # What the node is: its driver is Debian's, a boot of it is a new /proc/1, and what it loads is played.
 NODE = {
-    "bedplate_layers": ["driver"],
     "bedplate_driver_source": "distro",
     "bedplate_sysroot": "/opt/simulated",
     "nvidia_driver_backports": True,
