@@ -1,13 +1,13 @@
 """All three layers of a profile on one node: forward, nothing to do, the automatic way back, on demand, interrupted.
 
 Driver: a signed stand-in of NVIDIA's repository (tests/aptrepo) with modules that DKMS really builds; a boot of the
-container plays the loading of the module. Toolkit: the real one, from wheels, as far as compiling needs it. Stack: tiny.
+container plays the loading of the module. Toolkit: the real one, from wheels, as far as compiling needs it. Stack: the
+tiny one.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_toolkit import COMPILER, RUNTIME, toolkit_wheels  # noqa: F401 (a fixture)
+from test_toolkit import COMPILER, RUNTIME, failing, toolkit_wheels, with_blocks  # noqa: F401 (a fixture)
 from testbed import ROOT, Node, Play, make_nodes, run
 
 pytestmark = pytest.mark.node
@@ -26,23 +26,18 @@ OLD = {"driver": "575.57.08", "toolkit": "12.8.1", "stack": "low"}
 NEW = {"driver": "580.82.07", "toolkit": "13.0.1", "stack": "high"}
 
 
-def profile_of(profiles: Path, name: str, base: str, driver: str, toolkit: dict[str, Any]) -> None:
-    """Make a profile of a tiny one, with the blocks `driver` and `toolkit`; the lock stays as it is."""
-    shutil.copytree(profiles / base, profiles / name)
-    file = profiles / name / "profile.yml"
-    blocks = {"driver": {"version": driver, "flavour": "open"}, "toolkit": toolkit}
-    file.write_text(file.read_text() + "".join(f"{key}: {json.dumps(value)}\n" for key, value in blocks.items()))
-
-
 @pytest.fixture(scope="module")
-def profiles(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
+def profiles(tmp_path_factory: pytest.TempPathFactory, tiny: Path, toolkit_wheels: Path) -> Path:  # noqa: F811
     folder = tmp_path_factory.mktemp("work") / "profiles"
-    shutil.copytree(tiny / "profiles", folder)
     old = {"version": "12.8.1", "components": RUNTIME}
     new = {"version": "13.0.1", "components": COMPILER, "default": True}
-    profile_of(folder, "low", "tiny-good", "575.57.08", old)
-    profile_of(folder, "high", "tiny-next", "580.82.07", new)
-    profile_of(folder, "bad", "tiny-wrongsum", "580.82.07", new)
+    for name, base, driver, toolkit in (
+        ("low", "tiny-good", "575.57.08", old),
+        ("high", "tiny-next", "580.82.07", new),
+        ("bad", "tiny-wrongsum", "580.82.07", new),
+    ):
+        blocks = {"toolkit": toolkit, "driver": {"version": driver, "flavour": "open"}}
+        with_blocks(folder, name, tiny / "profiles" / base, blocks, toolkit_wheels)
     return folder
 
 
@@ -118,12 +113,12 @@ def journal(node: Node) -> dict[str, str]:
 
 
 def shown(node: Node) -> dict[str, str]:
-    """Return the same as the node itself shows: loaded module, CUDA_HOME of the live stack, the link."""
+    """Return the same as the node itself shows: loaded module, what the toolkit says, the link."""
     loaded = node.sh("cat /opt/simulated/sys/module/nvidia/version")
     installed = node.sh("dpkg-query -W -f '${Version}' nvidia-kernel-open-dkms")
     assert installed.startswith(f"{loaded}-"), "loaded is not what is installed"
-    home = node.sh(". /opt/bedplate/current/env.sh && echo $CUDA_HOME")
-    version = json.loads(node.sh(f"cat {home}/version.json"))["cuda"]["version"]
+    path = node.state()["layers"]["toolkit"]["is"]["path"]
+    version = json.loads(node.sh(f"cat {path}/version.json"))["cuda"]["version"]
     return {"driver": loaded, "toolkit": version, "stack": node.state()["generations"][node.current()]["profile"]}
 
 

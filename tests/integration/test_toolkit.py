@@ -53,12 +53,13 @@ def of_cuda_13(wheel: Path, folder: Path) -> None:
             new.writestr(info, content)
 
 
-def with_toolkit(profiles: Path, name: str, base: Path, block: dict[str, Any], wheels: Path) -> None:
-    """Make a profile of another one, with a block `toolkit`, and lock it."""
+def with_blocks(profiles: Path, name: str, base: Path, blocks: dict[str, Any], wheels: Path) -> None:
+    """Make a profile of another one, with more blocks, and lock it."""
     (profiles / name).mkdir(parents=True)
     # Time enough for the collective: this is not about how fast the machine is.
     text = (base / "profile.yml").read_text().replace("timeout_s: 10\n", "timeout_s: 90\n")
-    (profiles / name / "profile.yml").write_text(text + "\ntoolkit: " + json.dumps(block) + "\n")
+    more = "".join(f"{key}: {json.dumps(block)}\n" for key, block in blocks.items())
+    (profiles / name / "profile.yml").write_text(f"{text}\n{more}")
     run("bedplate", "lock", name, "--profiles", profiles, "--no-index", "--find-links", wheels)
 
 
@@ -89,7 +90,7 @@ def toolkit_profiles(tmp_path_factory: pytest.TempPathFactory, tiny: Path, toolk
         ("tk-128-nvcc", "tiny-good", {**old, "components": COMPILER}),
         ("tk-wrongsum", "tiny-wrongsum", {**new, "version": "13.0.2"}),
     ):
-        with_toolkit(profiles, name, tiny / "profiles" / base, block, toolkit_wheels)
+        with_blocks(profiles, name, tiny / "profiles" / base, {"toolkit": block}, toolkit_wheels)
     return profiles
 
 
@@ -275,11 +276,11 @@ def test_the_whole_toolkit(node: Node, toolkit_wheels: Path, toolkit_profiles: P
     """All 25 wheels of 13.0.1: 1.5 GB to fetch, 2.4 GB on the node."""
     script = ROOT / "scripts" / "toolkit_wheels.py"
     run(sys.executable, script, "fetch", "13.0.1", "--to", toolkit_wheels)
-    with_toolkit(
+    with_blocks(
         toolkit_profiles,
         "tk-all",
         tiny / "profiles" / "tiny-good",
-        {"version": "13.0.1", "default": True},
+        {"toolkit": {"version": "13.0.1", "default": True}},
         toolkit_wheels,
     )
     play = provision(node, "tk-all")

@@ -25,6 +25,7 @@ KNOWN = {
     "bedplate_wheels_source": {"type": "str", "choices": ["index", "mirror", "directory"]},
     "bedplate_wheels_location": {"type": "str"},
     "bedplate_backend": {"type": "str", "choices": ["", "nccl", "gloo"]},
+    "bedplate_layers": {"type": "list", "elements": "str", "choices": ["driver", "toolkit", "stack"]},
 }
 
 
@@ -38,6 +39,11 @@ KNOWN = {
         (
             {"bedplate_backend": "ncll"},
             ["bedplate_backend is `ncll`; did you mean `nccl`? Allowed: (empty), nccl, gloo."],
+        ),
+        ({"bedplate_layers": ["driver", "stack"]}, []),
+        (
+            {"bedplate_layers": ["driver", "stak"]},
+            ["bedplate_layers is `stak`; did you mean `stack`? Allowed: driver, toolkit, stack."],
         ),
         ({"bedplate_backend": ""}, []),
         (

@@ -295,3 +295,10 @@ def test_shipped_profiles() -> None:
     for profile in shipped.values():
         for lock in profile.lock.targets.values() if profile.lock else ():
             assert all(file.size for file in lock.files)
+
+
+def test_unknown_operation_is_named_with_the_near_one(tmp_path: Path) -> None:
+    data = profile_data()
+    write_profile(tmp_path, "small", data | {"verify": {**data["verify"], "operations": ["gem"]}})
+    with pytest.raises(BedplateError, match=r"verify\.operations\[0\]: `gem` is no operation; did you mean `gemm`\?"):
+        load_profile("small", [tmp_path])

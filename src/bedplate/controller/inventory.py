@@ -56,9 +56,10 @@ def problems(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]
             found.append(f"nothing reads the variable `{name}`{near(name, known, PREFIX) or '.'}")
             continue
         choices = [str(choice) for choice in known[name].get("choices") or ()]
-        if choices and str(value) not in choices:
-            allowed = ", ".join(choice or "(empty)" for choice in choices)
-            found.append(f"{name} is `{value}`{near(str(value), choices) or '.'} Allowed: {allowed}.")
+        for one in map(str, value if isinstance(value, list) else [value]):
+            if choices and one not in choices:
+                allowed = ", ".join(choice or "(empty)" for choice in choices)
+                found.append(f"{name} is `{one}`{near(one, choices) or '.'} Allowed: {allowed}.")
     if not given.get("bedplate_profile"):
         found.append("bedplate_profile is not set: name a profile (`bedplate profile list` shows them).")
     source, location = given.get("bedplate_wheels_source"), str(given.get("bedplate_wheels_location") or "")

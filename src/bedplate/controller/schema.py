@@ -21,6 +21,8 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from bedplate.node.operations import OPERATIONS
+
 from .errors import BedplateError, near
 from .yamlfile import Location, YamlFile
 
@@ -66,6 +68,14 @@ def _known_glibc(value: str) -> str:
     return value
 
 
+def _known_operation(value: str) -> str:
+    if value not in OPERATIONS:
+        raise ValueError(
+            f"`{value}` is no operation{near(value, OPERATIONS) or '.'} Those there are: {', '.join(OPERATIONS)}"
+        )
+    return value
+
+
 def _form(pattern: str, example: str) -> AfterValidator:
     """Return a validator for text of one form; its message shows an example in place of the expression."""
 
@@ -87,7 +97,7 @@ ModuleParameter = Annotated[str, _form(r"[A-Za-z_]\w*", "uvm_disable_hmm")]
 ParameterValue = Annotated[str, _form(r"[\w.,:;=+/-]*", "1")]
 ToolkitComponent = Annotated[str, _form(r"[a-z][a-z0-9-]*", "nvcc")]
 ModuleName = Annotated[str, _form(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "sgl_kernel")]
-OperationName = Annotated[str, _form(r"[a-z][a-z0-9_]*", "gemm")]
+OperationName = Annotated[str, AfterValidator(_known_operation)]
 
 
 class Driver(_Strict):

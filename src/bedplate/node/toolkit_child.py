@@ -76,13 +76,13 @@ def run(command: list[str], timeout_s: float) -> dict[str, Any]:
 
 
 def runtime_version(library: str) -> int | None:
-    """Return what cudaRuntimeGetVersion of the shared runtime answers, such as 13000; None when it does not load."""
-    try:
-        runtime = ctypes.CDLL(library)
-    except OSError:
-        return None
+    """Return what cudaRuntimeGetVersion of the shared runtime answers, such as 13000; None when it cannot be asked."""
     version = ctypes.c_int()
-    return version.value if runtime.cudaRuntimeGetVersion(ctypes.byref(version)) == 0 else None
+    try:
+        error = ctypes.CDLL(library).cudaRuntimeGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):  # it does not load, or is another library of that name
+        return None
+    return version.value if error == 0 else None
 
 
 def main(config: dict[str, Any], answer: Any, stage: Any) -> None:
