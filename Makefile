@@ -29,7 +29,9 @@ demo: setup ## The main job on one container node, real wheels; DEMO=tiny for a 
 	scripts/demo.py $(if $(DEMO),--stack $(DEMO))
 
 .PHONY: test
-test: lint unit node-tests ## All tests: lint and types, unit, policy, Molecule and fault injection on container nodes
+test: setup ## All tests: lint and types, unit, policy, Molecule and fault injection on container nodes
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint unit
+	$(MAKE) --no-print-directory node-tests
 
 .PHONY: unit
 unit: setup ## Unit and policy tests (no node)

@@ -104,6 +104,21 @@ def test_without_torch_the_collective_is_skipped(verify: Run, tiny: Path, tmp_pa
     assert ("collective.unavailable", "skipped") in codes(result)
 
 
+def test_a_busy_node_is_left_in_peace(verify: Run, good: Path, tmp_path: Path) -> None:
+    descriptors = tmp_path / "proc" / "4711" / "fd"
+    descriptors.mkdir(parents=True)
+    (descriptors / "3").symlink_to("/dev/nvidia0")
+    (descriptors.parent / "comm").write_text("vllm\n")
+    options = {**STACK, "generation": str(good), "operations": ["gemm"], "sysroot": str(tmp_path)}
+    result = verify(**options, collective_when="idle")
+    skipped = {code: v["message"] for v in result["verdicts"] if (code := v["code"]).endswith(".unavailable")}
+    assert skipped.keys() == {"operation.unavailable", "collective.unavailable"}
+    assert all("vllm (pid 4711" in message for message in skipped.values())
+    assert ("collective.ok", "pass") in codes(verify(**{**options, "operations": []}, collective_when="always"))
+    (descriptors / "3").unlink()
+    assert ("collective.ok", "pass") in codes(verify(**{**options, "operations": []}, collective_when="idle"))
+
+
 def test_a_generation_without_an_interpreter_is_broken_and_not_absent(verify: Run, tmp_path: Path) -> None:
     result = verify(generation=str(tmp_path), **STACK)
     assert codes(result) == [("stack.drift", "fail")]

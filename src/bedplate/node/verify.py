@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import driver, gpu, host, toolkit
+from . import cuda_start, driver, gpu, host, toolkit
 from .child import read_environment
 from .collective import busy_gpus, check_collective
 from .imports import check_imports
@@ -63,7 +63,11 @@ def _driver(options: Mapping[str, Any], checks: list[str]) -> list[Verdict]:
             wanted = dict(options["driver"])
             if wanted["source"] == "none":
                 wanted["version"] = ""  # the host's own matter; its parts must still agree with each other
-            verdicts += driver.judge(driver.inspect(root), wanted, nvml, expected_gpus=expect.get("gpus"))
+            report = driver.inspect(root)
+            # Asking CUDA wakes up every GPU, and says nothing where no module is loaded or the GPUs are simulated.
+            asks = report["loaded"]["module"] and expect.get("gpus") and not options["simulated"]
+            cuda = cuda_start.query() if asks else None
+            verdicts += driver.judge(report, wanted, nvml, expected_gpus=expect.get("gpus"), cuda=cuda)
     if "gpus" in checks:
         verdicts += gpu.judge(nvml, expected_count=expect.get("gpus"), expected_ids=expect.get("gpu_ids") or [])
     if "node" in checks and has_kernel:
@@ -128,24 +132,38 @@ def _stack(options: Mapping[str, Any], checks: list[str]) -> list[Verdict]:
             user=options["user"],
             arch=options["expect"].get("arch") or "",
         )
-    torch_fails = any(v.subject == "torch" and v.status == "fail" for v in verdicts)
-    if "operations" in checks and torch_fails:
-        message = "It did not run, because torch does not import."
+    hindered = _hindrance(options, verdicts) if {"operations", "collective"} & set(checks) else ""
+    if "operations" in checks and hindered:
         for name in options["operations"]:
-            verdicts.append(Verdict("operation.unavailable", "skipped", "stack", name, message))
+            verdicts.append(Verdict("operation.unavailable", "skipped", "stack", name, hindered))
     elif "operations" in checks:
         # The GPUs of a simulated node are there for NVML only: torch sees none, and cannot.
         gpus = None if options["simulated"] else options["expect"].get("gpus")
         timeout = options["operation_timeout"]
         verdicts += check_operations(options["operations"], timeout_s=timeout, gpus=gpus, **shared)
     if "collective" in checks:
-        if torch_fails:
+        if hindered:
             subject = f"all-reduce {collective['backend']}"
-            message = "It did not run, because torch does not import."
-            verdicts.append(Verdict("collective.unavailable", "skipped", "stack", subject, message))
+            verdicts.append(Verdict("collective.unavailable", "skipped", "stack", subject, hindered))
         else:
             verdicts += check_collective(collective, busy=lambda: busy_gpus(gpu.query(options["tools"])), **shared)
     return verdicts
+
+
+def _hindrance(options: Mapping[str, Any], verdicts: list[Verdict]) -> str:
+    """Return why operations and collective cannot or must not run now; empty when they may."""
+    if any(v.subject == "torch" and v.status == "fail" for v in verdicts):
+        return "It did not run, because torch does not import."
+    if options["collective_when"] == "idle":
+        users = [user for user in host.gpu_users(options["sysroot"]) if not user["daemon"]]
+        if users:
+            first = f"{users[0]['comm']} (pid {users[0]['pid']}, {users[0]['user']})"
+            more = f" and {len(users) - 1} more" if len(users) > 1 else ""
+            return (
+                f"It did not run, because {first}{more} uses the GPUs. To run it beside that: "
+                "bedplate_verify_collective=true."
+            )
+    return ""
 
 
 def _not_managed(layer: str, reason: str) -> Verdict:
