@@ -180,7 +180,7 @@ TREES: dict[str, tuple[Change, list[tuple[str, str, str]]]] = {
         lambda tree: tree.log("pcieport 0000:23:10.0: pciehp: Slot(7): Link Down"),
         [("node.link_down", "warn", "PCIe slots")],
     ),
-    "nouveau": (lambda tree: tree.module("nouveau"), [("node.nouveau", "fail", "nouveau")]),
+    "nouveau": (lambda tree: tree.module("nouveau"), [("node.nouveau", "warn", "nouveau")]),
     "HMM on": (lambda tree: tree.hmm("N"), [("node.hmm", "warn", "nvidia_uvm")]),
     "forward compatibility in the loader's path": (
         lambda tree: (

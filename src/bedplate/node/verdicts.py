@@ -171,7 +171,7 @@ CODES: dict[str, CodeInfo] = {
     "node.report": CodeInfo(
         "sysfs, procfs or the kernel log could not be read in time.", False, statuses=("inconclusive",)
     ),
-    "node.nouveau": CodeInfo("Whether the module nouveau is loaded.", False, statuses=_CHECKED),
+    "node.nouveau": CodeInfo("Whether the module nouveau is loaded.", False, "warning", ("pass", "warn")),
     "node.iommu": CodeInfo(
         "How the IOMMU treats the GPUs, against what the profile wants.",
         False,
