@@ -94,8 +94,8 @@ def bedplate_driver_found(lines: Iterable[str]) -> dict[str, Any]:
 
     Keys: version (of the driver, empty when there is none), flavour (open or proprietary, by the packages' names; empty
     without a package of modules),
-    packages (exact version by name, of those at the driver's version), broken (names of driver packages that are not
-    in order: not configured, or core ones of another version).
+    packages (exact version by name, of those at the driver's version), broken (version by name of driver packages
+    that are not in order: not configured, or core ones of another version).
     """
     known = [line.split("\t") for line in lines if line.count("\t") == 2]
     there = [
@@ -108,18 +108,18 @@ def bedplate_driver_found(lines: Iterable[str]) -> dict[str, Any]:
             versions.append(match[1])
     driver = max(sorted(set(versions)), key=versions.count, default="")
     packages: dict[str, str] = {}
-    broken: list[str] = []
+    broken: dict[str, str] = {}
     for status, name, version in there:
         match = DRIVER_VERSION.match(version)
         own = bool(match and match[1] == driver)
         if own:
             packages[name] = version
         if match and (status != "installed" or (CORE.match(name) and not own)):
-            broken.append(name)
+            broken[name] = version
     # A kernel module's packages say which one it is; libraries are the same for both.
     modules = [name for name in packages if "dkms" in name or "kernel" in name or "linux-modules" in name]
     flavour = "open" if any("open" in name for name in modules) else "proprietary" if modules else ""
-    return {"version": driver, "flavour": flavour, "packages": packages, "broken": sorted(broken)}
+    return {"version": driver, "flavour": flavour, "packages": packages, "broken": broken}
 
 
 class FilterModule:

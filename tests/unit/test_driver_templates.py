@@ -37,7 +37,7 @@ SYSTEMS = {
     "rocky9": ("Rocky", "9", "9.6", "dnf"),
     "fedora42": ("Fedora", "42", "42", "dnf5"),
 }
-NOTHING = {"version": "", "flavour": "", "packages": {}, "broken": []}
+NOTHING = {"version": "", "flavour": "", "packages": {}, "broken": {}}
 
 
 def host(system: str, version: str = "580.82.07", **variables: Any) -> Templar:
@@ -281,7 +281,7 @@ def test_parameters_of_the_modules() -> None:
 )
 def test_packages_change_only_when_they_differ(found: dict[str, Any], variables: dict[str, Any], due: bool) -> None:
     names = ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "libcuda1")
-    there = {"version": "580.82.07", "flavour": "open", "packages": dict.fromkeys(names, "580.82.07-1"), "broken": []}
+    there = {"version": "580.82.07", "flavour": "open", "packages": dict.fromkeys(names, "580.82.07-1"), "broken": {}}
     there |= found
     if "nvidia_driver_wanted" in variables:
         variables["nvidia_driver_wanted"] |= {"version": "580.82.07", "flavour": "open", "source": "nvidia"}
@@ -305,6 +305,16 @@ def test_check_mode_names_the_other_branch_of_what_is_installed() -> None:
     assert asked["nvidia-firmware-580-580.82.07"] == "580.82.07"
     assert {"libnvidia-compute-580", "nvidia-modprobe", "nvidia-dkms-580-open"} <= asked.keys()
     assert not [name for name in asked if "575" in name]
+
+
+def test_what_dpkg_left_unpacked_is_finished_and_not_asked_for() -> None:
+    """Killed between two packages: one is unpacked at the new version, and apt has no step for it."""
+    packages = dict.fromkeys(("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "libnvidia-ml1"), "575.57.08-1")
+    there = {**NOTHING, "version": "575.57.08", "packages": packages, "broken": {"libcuda1": "580.82.07-1"}}
+    plan = {"packages": dict.fromkeys(packages, "580.82.07-1"), "plan": {"steps": []}}
+    templar = host("debian12", __nvidia_driver_found=there, __nvidia_driver_plan=plan)
+    assert set(value(templar, "__nvidia_driver_asked")) == set(packages)
+    assert value(templar, "__nvidia_driver_planned") == dict.fromkeys([*packages, "libcuda1"], "580.82.07-1")
 
 
 # ---- RHEL ----
@@ -360,14 +370,14 @@ def test_the_driver_that_dpkg_knows() -> None:
     assert found["version"] == "535.261.03"
     assert found["flavour"] == "open"
     assert found["packages"] == {name: version for name, version in LINES.items() if version == "535.261.03-1"}
-    assert found["broken"] == []
+    assert found["broken"] == {}
 
 
 def test_half_a_driver_is_broken() -> None:
-    assert bedplate_driver_found(listed(LINES, libcuda1="unpacked"))["broken"] == ["libcuda1"]
+    assert bedplate_driver_found(listed(LINES, libcuda1="unpacked"))["broken"] == {"libcuda1": "535.261.03-1"}
     mixed = bedplate_driver_found(listed({**LINES, "libcuda1": "535.216.03-1"}))
     assert mixed["version"] == "535.261.03"
-    assert mixed["broken"] == ["libcuda1"]
+    assert mixed["broken"] == {"libcuda1": "535.216.03-1"}
 
 
 def test_ubuntus_names_and_an_epoch() -> None:
