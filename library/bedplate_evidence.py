@@ -143,7 +143,8 @@ def main() -> None:
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     given = module.params
     if module.check_mode:
-        module.exit_json(changed=False, archive=None, archive_bytes=0, parts=[], msg="No evidence is gathered in check mode.")
+        message = "No evidence is gathered in check mode."
+        module.exit_json(changed=False, archive=None, archive_bytes=0, parts=[], msg=message)
     try:
         request = Request(
             verdicts=[Verdict.from_dict(verdict) for verdict in given["verdicts"]],

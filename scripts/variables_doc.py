@@ -17,8 +17,8 @@ ORDER = ("bedplate", "node_tools", "nvidia_driver", "cuda_toolkit", "python_stac
 HEAD = """<!-- Written by `make docs` from roles/*/meta/argument_specs.yml; do not edit. -->
 # Variables
 
-Set the `bedplate_*` variables in the inventory; the roles take theirs from them. Of a role's own variables set those that
-concern it alone, such as `nvidia_driver_reboot`.
+Set the `bedplate_*` variables in the inventory; the roles take theirs from them. Of a role's own variables set those
+that concern it alone, such as `nvidia_driver_reboot`.
 """
 
 

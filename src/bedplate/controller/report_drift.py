@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bedplate.node.drift import ACTION
 from bedplate.node.verdicts import Verdict, simulated
 
 JsonDict = Mapping[str, Any]
-_BUILD_AGAIN = "Build it again: playbooks/site.yml -e bedplate_force=true"
 
 
 def drift(
@@ -59,14 +59,14 @@ def _generation(before: JsonDict) -> Verdict:
                 "stack.absent", "fail", "stack", "Python stack", "The node has no live generation.", {}, action
             )
         message = f"The node has no live generation: {items[0]}."
-        return Verdict("stack.drift", "fail", "stack", "Python stack", message, {"drift": items}, _BUILD_AGAIN)
+        return Verdict("stack.drift", "fail", "stack", "Python stack", message, {"drift": items}, ACTION)
     if not items:
         message = "Its files are those that were built and verified."
         return Verdict("stack.drift", "pass", "stack", current, message)
     more = f" (and {len(items) - 1} more)" if len(items) > 1 else ""
     message = f"It was changed after it was verified: {items[0]}{more}."
     evidence = {"drift": items, "counts": dict(before.get("drift_counts") or {})}
-    return Verdict("stack.drift", "fail", "stack", current, message, evidence, _BUILD_AGAIN)
+    return Verdict("stack.drift", "fail", "stack", current, message, evidence, ACTION)
 
 
 def _profile(current: str, plan: JsonDict | None) -> Verdict:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .child import ChildError
+from .drift import ACTION
 from .durable import StateError, read_text, write_atomic
 from .generations import Generations
 from .journal import Paths
@@ -24,7 +25,6 @@ from .verify import summary, verify
 
 CHECKS = ["driver", "gpus", "node", "toolkit", "imports"]
 USAGE = "usage: python3 -m bedplate monitor CONFIG"
-_AGAIN = "Build it again: playbooks/site.yml -e bedplate_force=true"
 
 # Name, help text and type of each metric. Type gauge: they go up and down.
 METRICS = {
@@ -77,7 +77,7 @@ def look(config: Mapping[str, Any]) -> tuple[list[Verdict], dict[str, str]]:
     drift = Verdict("stack.drift", "pass", "stack", "Python stack", "Its files are those that were built and verified.")
     if items:
         message = f"What is live is not what was recorded: {items[0]}."
-        drift = Verdict("stack.drift", "fail", "stack", "Python stack", message, {"drift": items}, _AGAIN)
+        drift = Verdict("stack.drift", "fail", "stack", "Python stack", message, {"drift": items}, ACTION)
     return [*verdicts, *(simulated([drift]) if config["simulated"] else [drift])], about
 
 
@@ -99,7 +99,7 @@ def options_of(
     proof = profile.get("verify") or {}
     records = {name: (layers.get(name) or {}).get("is") for name in ("driver", "toolkit")}
     driver = {"flavour": "open", "parameters": {}, "source": "none", "packages": {}}
-    toolkit = {"path": "", "source": "none", "default": False, "components": []}
+    toolkit = {"path": "", "source": "none", "default": False, "components": [], "host_compiler": ""}
     return {
         "layers": ["driver", "toolkit", "stack"],
         "checks": CHECKS,

@@ -22,9 +22,13 @@ from typing import Any
 
 from .durable import StateError, read_text, write_atomic
 
-__all__ = ["Drift", "fingerprint", "inspect", "write_manifest"]
+__all__ = ["ACTION", "Drift", "fingerprint", "inspect", "write_manifest"]
 
 SHOWN = 20
+# A live generation is never repaired in place.
+ACTION = (
+    "Go back with playbooks/rollback.yml, then provision it again; where there is no other one, see docs/rollback.md."
+)
 # Written by interpreters and by uv at any time; no part of what was installed.
 IGNORED = frozenset({"__pycache__", ".lock"})
 
