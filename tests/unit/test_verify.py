@@ -70,12 +70,13 @@ def test_a_bare_node_skips_every_layer_with_a_reason(verify: Run) -> None:
     assert codes(result) == [
         ("driver.not_managed", "skipped"),
         ("gpu.count", "skipped"),
+        ("gpu.pci_count", "skipped"),
         ("toolkit.not_managed", "skipped"),
         ("stack.absent", "skipped"),
     ]
-    assert (result["status"], result["changed"], result["msg"]) == ("skipped", False, "4 checks: 4 skipped")
+    assert (result["status"], result["changed"], result["msg"]) == ("skipped", False, "5 checks: 5 skipped")
     assert all(verdict["message"] for verdict in result["verdicts"])
-    assert "/nonexistent/generation" in result["verdicts"][3]["message"]
+    assert "/nonexistent/generation" in result["verdicts"][4]["message"]
 
 
 def test_a_good_stack_passes_in_check_mode_too_and_says_simulated(verify: Run, good: Path) -> None:

@@ -72,6 +72,8 @@ def _driver(options: Mapping[str, Any], checks: list[str]) -> list[Verdict]:
         verdicts += gpu.judge(nvml, expected_count=expect.get("gpus"), expected_ids=expect.get("gpu_ids") or [])
     if "node" in checks and has_kernel:
         verdicts += host.judge(host.inspect(root), nvml, expect)
+    elif "node" in checks:
+        verdicts.append(Verdict("gpu.pci_count", "skipped", "node", "GPUs on the bus", _SIMULATED_KERNEL))
     return verdicts
 
 
