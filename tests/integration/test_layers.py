@@ -20,7 +20,8 @@ import pytest
 from test_toolkit import COMPILER, RUNTIME, failing, toolkit_wheels, with_blocks  # noqa: F401 (a fixture)
 from testbed import ROOT, Node, Play, make_nodes, run
 
-pytestmark = pytest.mark.node
+# Real: 100 MB of wheels, and minutes.
+pytestmark = [pytest.mark.node, pytest.mark.real]
 
 OLD = {"driver": "575.57.08", "toolkit": "12.8.1", "stack": "low"}
 NEW = {"driver": "580.82.07", "toolkit": "13.0.1", "stack": "high"}

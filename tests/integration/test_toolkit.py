@@ -23,7 +23,8 @@ from bedplate.node.elf import ElfFile
 from bedplate.node.toolkit_fatbin import cubins
 from bedplate.node.toolkit_wheels import select
 
-pytestmark = pytest.mark.node
+# Real: 100 MB of wheels, and minutes.
+pytestmark = [pytest.mark.node, pytest.mark.real]
 
 SMALL = {"bedplate_collective_max_bytes": 1048576}
 COMPILER = ["nvcc"]
