@@ -198,7 +198,7 @@ def test_a_stack_that_fails_takes_the_toolkit_back(node: Node) -> None:
     instance = node.sh(f"readlink {PATH}")
     failed = provision(node, "tk-wrongsum", whole=True)
     assert failed.code != 0
-    assert failing(node) == ["collective.wrong_value"]
+    assert set(failing(node)) == {"collective.wrong_value"}
     assert node.sh(f"readlink {PATH}") == instance
     assert node.sh("readlink /usr/local/cuda") == PATH
     assert layer(node)["is"]["version"] == "13.0.1"
