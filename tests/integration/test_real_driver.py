@@ -40,6 +40,16 @@ LOSES_A_GPU = """---
     content: "{{ '' if nvidia_driver_wanted | length > 0 else 'count=7\\n' }}"
     mode: "0644"
 """
+# Debian gives the modules names of its own, and leads to them by its modprobe.d, which modinfo does not read.
+MODINFO = """#!/bin/sh
+case "$*" in
+*" nvidia")
+  for name in nvidia-current-open nvidia-current; do
+    /usr/sbin/modinfo -k "$2" -F "$4" "$name" 2>/dev/null && exit
+  done ;;
+esac
+exec /usr/sbin/modinfo "$@"
+"""
 ASK_NVML = (
     "import ctypes, glob; print(ctypes.CDLL(glob.glob('/usr/lib/*/nvidia/current/libnvidia-ml.so.1')[0]).nvmlInit_v2())"
 )
@@ -54,9 +64,11 @@ def profile_of(profiles: Path, name: str, base: Path, version: str, flavour: str
 
 
 @pytest.fixture(scope="module")
-def driver_node(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[Node]:
+def driver_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     """A node with a compiler, kernel headers and DKMS; no driver yet."""
     work = tmp_path_factory.mktemp("work")
+    tiny = work / "tiny"  # its own: this test is long, and others build theirs anew meanwhile
+    run(sys.executable, ROOT / "tests" / "tiny" / "build.py", tiny)
     profiles = work / "profiles"
     profile_of(profiles, "old", tiny / "profiles" / "tiny-good", OLD, "proprietary")
     profile_of(profiles, "new", tiny / "profiles" / "tiny-good", NEW, "open")
@@ -66,6 +78,7 @@ def driver_node(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterato
     ):
         # Only for the unit that plays the loading; its repository is not used.
         run(sys.executable, ROOT / "tests" / "aptrepo" / "onto_node.py", work / "aptrepo", nodes[0].name)
+        nodes[0].sh(f"cat >/usr/local/sbin/modinfo <<'END'\n{MODINFO}END\nchmod 0755 /usr/local/sbin/modinfo")
         yield nodes[0]
 
 
