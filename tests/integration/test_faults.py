@@ -228,13 +228,22 @@ def test_disk_full_in_the_build(live: Node) -> None:
     assert_still_good(live)
 
 
-def test_a_gpu_is_missing(live: Node) -> None:
+def test_a_gpu_is_missing(node: Node) -> None:
+    node.sh("echo count=7 > /etc/fakegpu.conf")
+    play = node.play("site.yml", "tiny-good", bedplate_expected_gpus=8)
+    assert play.code != 0
+    assert node.current() == "", "a stack went live without all its GPUs"
+    verdicts = node.state()["runs"][-1]["verdicts"]
+    assert [v["code"] for v in verdicts if v["status"] == "fail"] == ["gpu.count"]
+
+
+def test_a_gpu_that_was_missing_before_is_reported_and_not_blamed_on_the_change(live: Node) -> None:
     live.sh("echo count=7 > /etc/fakegpu.conf")
     play = live.play("site.yml", NEXT, bedplate_expected_gpus=8)
-    assert play.code != 0
-    assert_still_good(live)
+    assert play.code == 0, play.output
+    assert live.statuses()[NEXT] == "verified"
     verdicts = live.state()["runs"][-1]["verdicts"]
-    assert [v["code"] for v in verdicts if v["status"] == "fail"] == ["gpu.count"]
+    assert [(v["code"], v["preexisting"]) for v in verdicts if v["status"] == "fail"] == [("gpu.count", True)]
 
 
 def test_rollout_stops_at_the_canary(live: Node, second: Node) -> None:
