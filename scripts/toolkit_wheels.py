@@ -20,7 +20,8 @@ import requests
 
 from bedplate.controller.download import Download
 from bedplate.controller.errors import BedplateError
-from bedplate.controller.fetch import default_directory, default_index, find_url
+from bedplate.controller.fetch import default_directory, find_url
+from bedplate.controller.package_index import default_index
 from bedplate.controller.resolver import Sources, Upgrade, resolve
 from bedplate.controller.schema import LockedFile, Stack
 from bedplate.controller.wheels import choose, target_tags

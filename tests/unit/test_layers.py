@@ -11,7 +11,7 @@ from generation_tools import HOLDER, A, B, check_settled, install, paths_in, pro
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bedplate.controller.nodes import layers_to_go_back
+from bedplate.controller.nodes import baseline, layers_to_go_back
 from bedplate.node import generations as module
 from bedplate.node import layers
 from bedplate.node.generations import Generations, StateError
@@ -279,3 +279,23 @@ def test_which_driver_belongs_to_a_generation(entry: Any, record: Any) -> None:
     layers = {} if entry is None else {"driver": entry}
     expected = [] if record is None else [{"layer": "driver", "record": record}]
     assert layers_to_go_back(layers, {"driver": PINS, "toolkit": None}) == expected
+
+
+def failed(code: str, layer: str) -> dict[str, Any]:
+    return {"code": code, "status": "fail", "layer": layer, "subject": "it"}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "changed", "excuses"),
+    [
+        (failed("gpu.count", "driver"), ["driver", "stack"], True),  # no software brings a GPU back
+        (failed("driver.module_not_loaded", "driver"), ["driver"], False),
+        (failed("driver.module_not_loaded", "driver"), ["stack"], True),  # that layer is left alone
+        (failed("import.undefined_symbol", "stack"), ["stack"], False),  # the new stack answers for itself
+        (failed("collective.timeout", "stack"), ["stack"], True),  # a path between GPUs was broken before
+    ],
+)
+def test_what_from_before_a_change_excuses_the_same_failure_after_it(
+    verdict: dict[str, Any], changed: list[str], excuses: bool
+) -> None:
+    assert baseline([verdict], changed) == ([verdict] if excuses else [])

@@ -7,7 +7,6 @@ Files are found on the index by sha256, so a mirror under other URLs serves as w
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import threading
 from collections.abc import Callable, Sequence
@@ -20,8 +19,7 @@ from packaging.utils import canonicalize_name
 
 from .download import Download, Stopped
 from .errors import BedplateError
-from .files import replace_file, sha256_of
-from .package_index import default_index as default_index
+from .files import replace_file, sha256_of, user_cache
 from .package_index import open_index
 from .profiles import Profile
 from .schema import LockedFile
@@ -55,8 +53,7 @@ class Plan:
 
 def default_directory() -> Path:
     """Return `$XDG_CACHE_HOME/bedplate/wheels`, else `~/.cache/bedplate/wheels`."""
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(cache) if cache else Path.home() / ".cache") / "bedplate" / "wheels"
+    return user_cache() / "wheels"
 
 
 def make_plan(

@@ -1,4 +1,4 @@
-"""Files of the controller: replaced whole, told apart by their sha256."""
+"""Files of the controller: where caches are, replaced whole, told apart by their sha256."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import os
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+
+
+def user_cache() -> Path:
+    """Return where this user's caches of Bedplate are: `$XDG_CACHE_HOME/bedplate`, else `~/.cache/bedplate`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bedplate"
 
 
 def replace_file(path: Path, content: str | bytes) -> None:

@@ -21,7 +21,7 @@ from bedplate.node.installed import SHARED_OBJECT, is_module
 
 from .elf_prefix import NeedMore, NotInFront, read_prefix
 from .errors import BedplateError
-from .files import replace_file
+from .files import replace_file, user_cache
 from .range_reader import RemoteWheel
 
 SCHEMA = 3
@@ -84,10 +84,7 @@ class WheelNeeds:
 
 def cache_directory() -> Path:
     """Return where needs are kept: $BEDPLATE_CACHE/abi, else the user's cache directory."""
-    base = os.environ.get(CACHE_VARIABLE) or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "bedplate"
-    )
-    return Path(base) / "abi"
+    return Path(os.environ.get(CACHE_VARIABLE) or user_cache()) / "abi"
 
 
 def cached_needs(sha256: str) -> WheelNeeds | None:
