@@ -98,6 +98,17 @@ def test_strict_fails_with_the_first_failing_sentence_and_all_verdicts(verify: R
     assert (lenient["status"], lenient["msg"]) == ("fail", result["msg"])
 
 
+def test_what_failed_before_the_change_is_told_and_fails_nothing(verify: Run, tmp_path: Path) -> None:
+    options = {"layers": ["driver"], "checks": ["gpus"], "tools": str(tmp_path), "expect": {"gpus": 8}}
+    before = verify(**options)
+    assert before["failed"]
+    after = verify(**options, baseline=before["verdicts"])
+    assert not after.get("failed")
+    assert [(v["code"], v["status"], v["preexisting"]) for v in after["verdicts"]] == [
+        ("gpu.nvml_error", "fail", True),
+    ]
+
+
 def test_without_torch_the_collective_is_skipped(verify: Run, tiny: Path, tmp_path: Path) -> None:
     generation = tiny_stack.make_generation(tmp_path / "g", tiny, torch="")
     result = verify(generation=str(generation), strict=False, **STACK)
