@@ -20,7 +20,7 @@ from driver_tree import (
     key,
 )
 
-from bedplate.node import driver
+from bedplate.node import driver, gpu, verify
 from bedplate.node.verdicts import CODES, Verdict, failing, layers_of
 
 WANTED: dict[str, Any] = {"version": VERSION, "flavour": "open", "source": "nvidia", "parameters": {}, "packages": {}}
@@ -192,6 +192,54 @@ def test_not_loaded_for_no_reason_that_files_tell(tree: Tree) -> None:
     verdict = why_not_loaded(tree)
     assert (verdict.status, verdict.evidence["cause"], verdict.subject) == ("fail", "unknown", "module nvidia")
     assert "dmesg" in verdict.action
+
+
+INSTALLED = "Start-Date: {}  06:12:01\nCommandline: apt-get install\nInstall: libnvidia-compute-580:amd64 (2-1)\n"
+
+
+def test_a_module_that_was_installed_after_the_boot_waits_for_the_next_one(tree: Tree) -> None:
+    tree.unloaded()
+    tree.history(INSTALLED.format("2025-10-10"))
+    verdict = why_not_loaded(tree)
+    assert (verdict.status, verdict.evidence["cause"]) == ("needs-reboot", "not booted since")
+    assert f"{VERSION} was installed on 2025-10-10" in verdict.message
+    assert verdict.action.startswith("Reboot the node")
+
+
+def test_a_module_that_no_boot_loaded_is_a_failure(tree: Tree) -> None:
+    tree.unloaded()
+    tree.history(INSTALLED.format("2025-09-01"))
+    assert why_not_loaded(tree).status == "fail"
+
+
+@pytest.mark.parametrize("boot", [True, False])
+def test_after_a_first_installation_nothing_but_a_reboot_is_in_the_way(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, boot: bool
+) -> None:
+    tree.unloaded()
+    tree.remove("boot/initrd.img-*")  # another root's are not listed
+    tree.history(INSTALLED.format("2025-10-10" if boot else "2025-09-01"))
+    not_loaded = {"error": {"code": 9, "name": "NVML_ERROR_DRIVER_NOT_LOADED", "text": "Driver Not Loaded"}, "gpus": []}
+    monkeypatch.setattr(gpu, "query", lambda _tools: not_loaded)
+    options = {
+        "layers": ["driver"], "checks": ["driver", "gpus"], "driver": WANTED, "expect": {"gpus": 8},
+        "sysroot": str(tree.root), "tools": "", "simulated": True, "baseline": [],
+    }  # fmt: skip
+    expected = "needs-reboot" if boot else "fail"
+    assert bad(verify.verify(options)) == [("driver.module_not_loaded", expected), ("gpu.nvml_error", expected)]
+
+
+@pytest.mark.parametrize("wrong", ["another version", "half of it", "blacklisted"])
+def test_a_reboot_is_not_asked_for_where_it_would_not_help(tree: Tree, wrong: str) -> None:
+    tree.unloaded()
+    tree.history(INSTALLED.format("2025-10-10"))
+    if wrong == "another version":
+        upgrade(tree, "580.95.05")
+    elif wrong == "half of it":
+        tree.libraries("580.95.05")
+    else:
+        tree.write("/etc/modprobe.d/vfio.conf", "blacklist nvidia\n")
+    assert why_not_loaded(tree).status == "fail"
 
 
 def test_not_loaded_because_nouveau_holds_the_gpus(tree: Tree) -> None:

@@ -109,6 +109,12 @@ def test_an_nvml_error_has_its_name(query: Query, code: int, name: str, status: 
     assert action in verdict.action
 
 
+@pytest.mark.parametrize(("code", "status"), [(9, "needs-reboot"), (12, "fail"), (18, "needs-reboot")])
+def test_a_module_that_the_next_boot_loads_is_waited_for(query: Query, code: int, status: str) -> None:
+    (verdict,) = gpu.judge(query(f"error.nvmlInit={code}"), expected_count=8, awaits_boot=True)
+    assert (verdict.code, verdict.status) == ("gpu.nvml_error", status)
+
+
 @pytest.mark.parametrize("function", ["nvmlSystemGetDriverVersion", "nvmlDeviceGetCount"])
 def test_an_nvml_error_after_the_start(query: Query, function: str) -> None:
     assert codes(query(f"error.{function}=18")) == [("gpu.nvml_error", "needs-reboot")]

@@ -67,10 +67,8 @@ def _versions(
             message = "No NVIDIA driver is installed here: no module, no library, no package."
             action = f"Install the driver{f' {version}' if version else ''}: run the playbook provision.yml."
             return [Verdict("driver.version", "fail", LAYER, SUBJECT, message, evidence, action)]
-        return [
-            _not_loaded(report, evidence, expected_gpus),
-            _of_one_piece(version, sources, evidence),
-        ]
+        whole = _of_one_piece(version, sources, evidence)
+        return [_not_loaded(report, evidence, expected_gpus, whole=whole.status == "pass"), whole]
     if sources.loaded is None:
         message = "Its module is loaded, and the version of it cannot be read."
         action = "Look at /proc/driver/nvidia/version and /sys/module/nvidia/version on the node."
@@ -126,9 +124,18 @@ def _of_one_piece(version: str, sources: Sources, evidence: dict[str, Any]) -> V
     return Verdict("driver.version", "fail", LAYER, SUBJECT, message, evidence, action)
 
 
-def _not_loaded(report: Mapping[str, Any], evidence: dict[str, Any], expected_gpus: int | None) -> Verdict:
-    """Return the verdict on a module that is not loaded, with the cause where the files tell it."""
+def _not_loaded(
+    report: Mapping[str, Any], evidence: dict[str, Any], expected_gpus: int | None, *, whole: bool
+) -> Verdict:
+    """Return the verdict on a module that is not loaded, with the cause where the files tell it.
+
+    whole: what is on disk is the wanted driver, in all its parts.
+    """
     status, cause, message, action = _why_not_loaded(report, expected_gpus)
+    change = report["last_change"]
+    if cause == "unknown" and whole and evidence["module"] and change and change["since_boot"]:
+        message = f"It is not loaded yet: {evidence['module']} was installed on {change['date']}, after this boot."
+        status, cause, action = "needs-reboot", "not booted since", "Reboot the node, or run `modprobe nvidia`."
     return Verdict(
         "driver.module_not_loaded", status, LAYER, "module nvidia", message, {**evidence, "cause": cause}, action
     )

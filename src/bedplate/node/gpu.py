@@ -20,6 +20,8 @@ SUBJECT = "GPUs"
 # takes about a second each.
 TIMEOUT_S = 60.0
 
+NOT_LOADED = 9  # nvml.h, NVML_ERROR_DRIVER_NOT_LOADED
+
 # What an NVML code asks for, where it is more than "look at the driver": status and next step. Codes: nvml.h,
 # nvmlReturn_t.
 _ADVICE = {
@@ -101,12 +103,14 @@ def judge(
     expected_count: int | None,
     expected_ids: Sequence[str] = (),
     expected_driver_version: str = "",
+    awaits_boot: bool = False,
 ) -> list[Verdict]:
     """Return the verdicts for what ``query`` returned.
 
     expected_count: how many GPUs the node must have; None when that is not known, and then nothing is judged.
     expected_ids: the PCI ids, "vendor:device" in lower-case hex, that a GPU may have; none allows all.
     expected_driver_version: the exact driver version; empty allows all.
+    awaits_boot: the driver's files say that its module is loaded by the next boot, so that NVML cannot answer yet.
     """
     if expected_count is None:
         reason = "No number of GPUs is expected here, so they were not checked."
@@ -116,7 +120,10 @@ def judge(
         if expected_count == 0 and error["code"] == 12:
             reason = "No GPU is expected here, and no driver is installed."
             return [Verdict("gpu.count", "skipped", LAYER, SUBJECT, reason, {"error": error})]
-        return [_error_verdict(SUBJECT, error)]
+        verdict = _error_verdict(SUBJECT, error)
+        if awaits_boot and error["code"] == NOT_LOADED:
+            verdict = replace(verdict, status="needs-reboot", action="Reboot the node.")
+        return [verdict]
     gpus = found["gpus"]
     lost = [gpu for gpu in gpus if "error" in gpu]
     well = [gpu for gpu in gpus if "error" not in gpu]

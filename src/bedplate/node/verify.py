@@ -69,7 +69,12 @@ def _driver(options: Mapping[str, Any], checks: list[str]) -> list[Verdict]:
             cuda = cuda_start.query() if asks else None
             verdicts += driver.judge(report, wanted, nvml, expected_gpus=expect.get("gpus"), cuda=cuda)
     if "gpus" in checks:
-        verdicts += gpu.judge(nvml, expected_count=expect.get("gpus"), expected_ids=expect.get("gpu_ids") or [])
+        verdicts += gpu.judge(
+            nvml,
+            expected_count=expect.get("gpus"),
+            expected_ids=expect.get("gpu_ids") or [],
+            awaits_boot=any((v.code, v.status) == ("driver.module_not_loaded", "needs-reboot") for v in verdicts),
+        )
     if "node" in checks and has_kernel:
         verdicts += host.judge(host.inspect(root), nvml, expect)
     elif "node" in checks:
