@@ -14,9 +14,9 @@ from bedplate.controller.report import age_s, failure, failure_report, record, r
 from bedplate.controller.report_drift import drift
 
 
-def bedplate_failure(result: Any, task: str = "") -> dict[str, Any]:
+def bedplate_failure(result: Any, task: str = "", action: str = "") -> dict[str, Any]:
     """Return the task, the reason and the verdicts of a failed task's result."""
-    return failure(plain(result), str(plain(task)))
+    return failure(plain(result), str(plain(task)), str(plain(action)))
 
 
 def bedplate_failure_report(failed: Any, outcome: Any, wanted: str) -> str:

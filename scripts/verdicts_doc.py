@@ -34,6 +34,7 @@ GROUPS = {
     "node": "The machine around the GPUs: kernel, PCI bridges, shared memory",
     "operation": "One small real call of a library on a GPU, with a checked value",
     "packages": "A transaction of the package manager, judged before it happens, and what is installed",
+    "run": "A task of the playbook that failed; the subject is its name",
     "stack": "The generation of the Python stack",
     "toolkit": "The CUDA toolkit",
 }

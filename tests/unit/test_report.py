@@ -190,14 +190,38 @@ def test_a_failed_verification_is_told_by_its_sentences() -> None:
 
 
 def test_a_failed_tool_is_told_by_the_end_of_its_output() -> None:
-    reason = failure({"msg": "uv failed", "stderr": "\n".join(map(str, range(50)))}, "")["reason"]
-    assert reason.splitlines() == ["uv failed", *map(str, range(38, 50))]
+    found = failure({"msg": "uv failed", "stderr": "\n".join(map(str, range(50)))}, "")
+    (verdict,) = found["verdicts"]
+    assert verdict["message"].splitlines() == ["uv failed", *map(str, range(38, 50))]
+    assert found["reason"] == f"{verdict['message']}\n{verdict['action']}"
+    told = as_text(host_lines(record(found["verdicts"], reason=found["reason"], host="h")))
+    assert told.count("uv failed") == told.count("\n  49") == 1
 
 
 def test_only_a_reboot_is_missing() -> None:
     waiting = Verdict("driver.reboot_pending", "needs-reboot", "driver", "driver", "Older.")
     assert failure({"verdicts": dicts(waiting, GOOD)}, "")["needs_reboot"]
     assert not failure({"verdicts": dicts(waiting, BAD)}, "")["needs_reboot"]
+
+
+BUS = Verdict("gpu.pci_count", "fail", "node", "GPUs on the bus", "7.", {"pci": ["a"], "nvml": ["a"]}, "Reseat it.")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "hardware"),
+    [
+        ((GPU, GOOD), True),
+        ((GPU, BUS, WARN), True),
+        ((Verdict("gpu.off_bus", "needs-reboot", "node", "GPU 3", "Off."), GPU), True),
+        ((GPU, BAD), False),  # a stack that does not import may be cured by going back
+        ((Verdict("gpu.init_failed", "fail", "driver", "GPU 3", "No."), GPU), False),
+        ((replace(BUS, evidence={"pci": ["a", "b"], "nvml": ["a"]}), GPU), False),  # the driver may be at fault
+        ((Verdict("packages.kernel_change", "fail", "driver", "linux", "No."),), False),  # nothing was changed yet
+        ((replace(GPU, preexisting=True), GOOD), False),
+    ],
+)
+def test_only_hardware_is_at_fault(verdicts: tuple[Verdict, ...], hardware: bool) -> None:
+    assert failure({"verdicts": dicts(*verdicts)}, "")["hardware"] is hardware
 
 
 FAILED = {"task": "Verify", "reason": "It raised.", "verdicts": []}

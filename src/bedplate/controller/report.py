@@ -21,6 +21,20 @@ OUTCOMES = ("verified", "failed", "rolled_back", "needs_person")
 COLUMN_LIMIT = 44  # characters of a column of the table
 FIGURE_LIMIT = 72
 
+# Modules whose failure is a decision: their message says what to do.
+_REFUSING = ("assert", "fail", "validate_argument_spec")
+# Where a failed module's program says more than Ansible shows, by the module's name.
+_APT_LOG = "Read /var/log/apt/term.log on the node, then run the playbook again."
+_WHERE_MORE = {
+    "apt": _APT_LOG,
+    "package": _APT_LOG,
+    "dnf": "Read /var/log/dnf.log on the node, then run the playbook again.",
+    "get_url": "See that the node reaches that address, then run the playbook again.",
+    "reboot": "See on its console whether the node is up, then run the playbook again.",
+}
+# The prefixes of the codes that are about what hands can touch.
+_OF_HARDWARE = ("gpu.", "node.", "collective.")
+
 JsonDict = Mapping[str, Any]
 Line = list[tuple[str, str]]  # pieces of text, each with a style of rich; "" for none
 
@@ -33,32 +47,77 @@ _BAD_STYLE = "bold red"
 # ---- a failed task ----------------------------------------------------------------------------------------------
 
 
-def failure(result: JsonDict, task: str) -> dict[str, Any]:
+def failure(result: JsonDict, task: str, action: str = "") -> dict[str, Any]:
     """Condense a failed task.
 
     Args:
         result: the result of the task, as Ansible's ``ansible_failed_result``; may be empty.
         task: the name of the task, may be empty.
+        action: the name of its module, such as ``ansible.builtin.apt``; may be empty.
 
     Returns:
         ``task``, ``reason`` (what is recorded on the node and shown: the sentences of the failing verdicts
-        when there are any, else the message and the end of the tool's error output), ``verdicts`` (list
-        of dicts) and ``needs_reboot`` (nothing stands in the way but a reboot).
+        when the task's module gave any, else its message, the end of its error output and the next step),
+        ``verdicts`` (list of dicts; one that fails is always among them, see ``_verdict_of_task``),
+        ``needs_reboot`` (nothing stands in the way but a reboot) and ``hardware`` (nothing but hardware, see
+        ``only_hardware``).
     """
     verdicts = [Verdict.from_dict(verdict) for verdict in result.get("verdicts", [])]
-    sentences = [sentence(verdict) for verdict in failing(verdicts)]
+    reason = "\n".join(sentence(verdict) for verdict in failing(verdicts))
+    if not failing(verdicts):
+        verdicts.append(_verdict_of_task(result, task or "a task", action))
+        reason = f"{verdicts[-1].message}\n{verdicts[-1].action}"
     return {
         "needs_reboot": {verdict.status for verdict in failing(verdicts)} == {"needs-reboot"},
+        "hardware": only_hardware(verdicts),
         "task": task or "a task",
-        "reason": "\n".join(sentences) or _tool_output(result),
+        "reason": reason,
         "verdicts": [verdict.to_dict() for verdict in verdicts],
     }
 
 
+def _verdict_of_task(result: JsonDict, task: str, action: str) -> Verdict:
+    """Return the verdict on a failed task whose module gives none: Ansible's own modules, and errors before a check.
+
+    A task that refuses (assert, fail, the validation of a role's arguments, an error that a module of Bedplate has a
+    name for) says itself what to do; of any other the operator gets the place where more is said.
+    """
+    evidence = {"module": action, "exit_code": result.get("rc")}
+    if action.rpartition(".")[2] in _REFUSING or "error" in result:
+        code, step = "run.refused", "Put that right, then run the playbook again."
+    elif "timedout" in result:
+        code, step = "run.timeout", "See on the node what it waits for, then run the playbook again."
+    else:
+        code = "run.task_failed"
+        step = _WHERE_MORE.get(action.rpartition(".")[2], "Run the playbook again with -vvv to see all of its output.")
+    return Verdict(code, "fail", "node", task, _tool_output(result), evidence, step)
+
+
+def only_hardware(verdicts: Sequence[Verdict]) -> bool:
+    """Tell whether something fails, and nothing but hardware: what no older driver, toolkit or stack could cure.
+
+    That is what the checks of GPUs, node and links find, by the table of codes. A GPU that is on the bus and that NVML
+    does not see is no such case: the driver may be at fault.
+    """
+    codes = {verdict.code for verdict in failing(verdicts)}
+    return (
+        bool(codes)
+        and all(code.startswith(_OF_HARDWARE) and not CODES[code].rollback_helps for code in codes)
+        and not any(_unseen(verdict) for verdict in failing(verdicts))
+    )
+
+
+def _unseen(verdict: Verdict) -> bool:
+    """Tell whether a verdict on the bus says that NVML sees fewer GPUs than it has."""
+    bus, nvml = (verdict.evidence.get(key) for key in ("pci", "nvml"))
+    return isinstance(bus, list) and isinstance(nvml, list) and len(nvml) < len(bus)
+
+
 def _tool_output(result: JsonDict) -> str:
-    """Return the message of a failed task, with the last lines that its program wrote."""
-    message = str(result.get("msg") or "failed without a message")
-    output = str(result.get("stderr") or result.get("stdout") or "").strip().splitlines()
+    """Return the message of a failed task, or of its first failed item, with the last lines that its program wrote."""
+    failed = next((item for item in result.get("results") or [] if item.get("failed")), result)
+    message = str(failed.get("msg") or "It failed without a message.")
+    output = str(failed.get("stderr") or failed.get("stdout") or failed.get("module_stderr") or "").strip().splitlines()
     return "\n".join([message, *output[-OUTPUT_TAIL_LINES:]])
 
 
@@ -157,7 +216,7 @@ def host_lines(host: JsonDict, place: str = "") -> list[Line]:
         ]
     ]
     lines += _summary(checked)
-    told = {sentence(verdict) for verdict in failing(checked)}
+    told = {line for v in failing(checked) for text in (sentence(v), v.message, v.action) for line in text.splitlines()}
     reason = [text for text in host["reason"].splitlines() if text and text not in told]
     if reason:
         lines += [[], *([(f"  {text}", "")] for text in reason)]

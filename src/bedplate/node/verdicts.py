@@ -450,6 +450,12 @@ CODES: dict[str, CodeInfo] = {
     "packages.query_failed": CodeInfo(
         "The package manager could not be asked, or did not answer in time.", False, layers=_PACKAGED
     ),
+    # run.*: a task of the playbook that failed without a check's verdict (bedplate.controller.report.failure)
+    "run.refused": CodeInfo(
+        "A task refused to go on: what it was given, or found, is not what it needs.", False, layers=_NODE
+    ),
+    "run.timeout": CodeInfo("A task did not end in the time that it has.", False, layers=_NODE),
+    "run.task_failed": CodeInfo("A task failed for a reason that no check has a code for.", False, layers=_NODE),
     # what is not there, or not as recorded
     "driver.not_managed": CodeInfo("The driver layer is not managed by this profile.", False, "info", _SKIPPED),
     "toolkit.not_managed": CodeInfo("The toolkit layer is not managed by this profile.", False, "info", _SKIPPED),
