@@ -19,10 +19,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bedplate.node.abi import check_environment
-from bedplate.node.elf import STB_WEAK
-from bedplate.node.installed import find_environment, shared_objects, site_packages_of
-from bedplate.node.loader import Loader
+from bedplate.node.abi.check import check_environment
+from bedplate.node.abi.elf import STB_WEAK
+from bedplate.node.abi.installed import find_environment, shared_objects, site_packages_of
+from bedplate.node.abi.loader import Loader
 
 
 def ours(python: str | None, torch: list[str], files: list[str]) -> set[str]:

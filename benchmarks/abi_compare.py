@@ -19,9 +19,9 @@ import sys
 from contextlib import suppress
 from glob import glob
 
-from bedplate.node.elf import STB_WEAK, ElfError, ElfFile
-from bedplate.node.installed import shared_objects, site_packages_of
-from bedplate.node.loader import Loader
+from bedplate.node.abi.elf import STB_WEAK, ElfError, ElfFile
+from bedplate.node.abi.installed import shared_objects, site_packages_of
+from bedplate.node.abi.loader import Loader
 
 Tables = tuple[list[str], str, set[tuple[str, bool]], set[str]]
 

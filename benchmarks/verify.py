@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bedplate.node.collective import check_collective
+from bedplate.node.stack.collective import check_collective
 
 
 def bare(python: str, count: int) -> float:

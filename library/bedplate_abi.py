@@ -92,9 +92,9 @@ duration_ms:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.bedplate.abi import check_environment
-from ansible.module_utils.bedplate.exports import IndexFormatError, TorchIndex
-from ansible.module_utils.bedplate.installed import site_packages_of
+from ansible.module_utils.bedplate.abi.check import check_environment
+from ansible.module_utils.bedplate.abi.exports import IndexFormatError, TorchIndex
+from ansible.module_utils.bedplate.abi.installed import site_packages_of
 from ansible.module_utils.bedplate.verdicts import failing, sentence, simulated
 
 

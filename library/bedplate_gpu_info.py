@@ -245,8 +245,8 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.bedplate.child import ChildError
-from ansible.module_utils.bedplate.gpu import query
-from ansible.module_utils.bedplate.host import inspect
+from ansible.module_utils.bedplate.hardware.gpu import query
+from ansible.module_utils.bedplate.hardware.host import inspect
 
 
 def argument_spec() -> dict[str, dict[str, Any]]:

@@ -175,8 +175,8 @@ msg:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.bedplate.apt_query import PackageError
-from ansible.module_utils.bedplate.packages import perform
+from ansible.module_utils.bedplate.packages.apt_query import PackageError
+from ansible.module_utils.bedplate.packages.manage import perform
 from ansible.module_utils.bedplate.verdicts import sentence
 
 

@@ -265,8 +265,8 @@ error:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.bedplate.generations import Generations, StateError, perform
-from ansible.module_utils.bedplate.journal import Paths
+from ansible.module_utils.bedplate.state.generations import Generations, StateError, perform
+from ansible.module_utils.bedplate.state.journal import Paths
 
 
 def argument_spec() -> dict[str, dict[str, Any]]:

@@ -180,8 +180,8 @@ error:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.bedplate.durable import StateError
-from ansible.module_utils.bedplate.toolkit_layout import Places, perform
+from ansible.module_utils.bedplate.state.durable import StateError
+from ansible.module_utils.bedplate.toolkit.layout import Places, perform
 
 
 def argument_spec() -> dict[str, dict[str, Any]]:

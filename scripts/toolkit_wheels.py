@@ -5,7 +5,7 @@
   scripts/toolkit_wheels.py fetch 13.0.1 --to DIRECTORY --components nvcc cudart
 
 A lock holds every wheel of NVIDIA's cuda-toolkit[all] of that release for Linux on x86_64, with exactly one sha256 for
-each. Versions come in here and nowhere else; the release must be in src/bedplate/node/toolkit_releases.py.
+each. Versions come in here and nowhere else; the release must be in src/bedplate/node/toolkit/releases.py.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from bedplate.controller.package_index import default_index
 from bedplate.controller.resolver import Sources, Upgrade, resolve
 from bedplate.controller.schema import LockedFile, Stack
 from bedplate.controller.wheels import choose, target_tags
-from bedplate.node.toolkit_releases import COMPONENTS
-from bedplate.node.toolkit_wheels import Wheel, components_of, parse, render, select
+from bedplate.node.toolkit.releases import COMPONENTS
+from bedplate.node.toolkit.wheels import Wheel, components_of, parse, render, select
 
 FILES = Path(__file__).resolve().parents[1] / "roles" / "cuda_toolkit" / "files"
 # The wheels hold no Python code, so any interpreter's target gives the same ones.

@@ -33,23 +33,23 @@ LIMIT_S = 600
 TESTS = {
     "child": ["test_child"],
     "child_start": ["test_child"],
-    "imports": ["test_imports"],
-    "import_child": ["test_imports"],
-    "stack": ["test_stack"],
-    "nvcc_child": ["test_stack"],
-    "operations": ["test_operations"],
-    "operation_child": ["test_operations"],
-    "collective": ["test_collective"],
-    "rank_child": ["test_collective"],
-    "gpu": ["test_gpu"],
-    "gpu_verdicts": ["test_gpu", "test_fakegpu"],
-    "host_verdicts": ["test_host", "test_pci", "test_xid"],
-    "driver_judge": ["test_driver", "test_driver_files"],
-    "driver_preflight": ["test_driver_preflight"],
-    "driver_next_boot": ["test_driver"],
-    "toolkit": ["test_toolkit"],
-    "toolkit_layout": ["test_toolkit_layout", "test_toolkit"],
-    "abi_verdicts": ["test_abi"],
+    "stack/imports": ["test_imports"],
+    "stack/import_child": ["test_imports"],
+    "stack/check": ["test_stack"],
+    "stack/nvcc_child": ["test_stack"],
+    "stack/operations": ["test_operations"],
+    "stack/operation_child": ["test_operations"],
+    "stack/collective": ["test_collective"],
+    "stack/rank_child": ["test_collective"],
+    "hardware/gpu": ["test_gpu"],
+    "hardware/gpu_verdicts": ["test_gpu", "test_fakegpu"],
+    "hardware/host_verdicts": ["test_host", "test_pci", "test_xid"],
+    "driver/judge": ["test_driver", "test_driver_files"],
+    "driver/preflight": ["test_driver_preflight"],
+    "driver/next_boot": ["test_driver"],
+    "toolkit/check": ["test_toolkit"],
+    "toolkit/layout": ["test_toolkit_layout", "test_toolkit"],
+    "abi/judge": ["test_abi"],
 }
 
 # What makes a verdict: an ``if`` with one of these in its body is a detector.
@@ -76,7 +76,7 @@ BY_HAND: dict[str, list[tuple[str, str]]] = {
         ("faulthandler.enable()", "pass"),
         ("prctl(PR_SET_PDEATHSIG, signal.SIGKILL)", "prctl(PR_SET_PDEATHSIG, 0)"),
     ],
-    "imports": [
+    "stack/imports": [
         ("if not is_driver(name)", "if True"),
         ("if not path.startswith(inside)", "if not path.startswith('/')"),
         ("os.path.realpath(environment)", "environment"),
@@ -87,12 +87,12 @@ BY_HAND: dict[str, list[tuple[str, str]]] = {
         ("run(asking=True).result", "run(asking=False).result"),
         ("available_bytes() // IMPORT_BYTES", "100"),
     ],
-    "import_child": [
+    "stack/import_child": [
         ("mode=os.RTLD_NOW", "mode=os.RTLD_LAZY"),
         ("current.__cause__ or current.__context__", "current.__cause__"),
         ("answer(result)\n        stage(", "stage("),
     ],
-    "stack": [
+    "stack/check": [
         ("number % 10000 // 100", "number % 1000 // 100"),
         ("wanted[1] >= minor", "wanted[1] <= minor"),
         ("return wanted >= (major, minor)", "return True"),
@@ -103,7 +103,7 @@ BY_HAND: dict[str, list[tuple[str, str]]] = {
         ('.split(".")[:3]', '.split(".")[:2]'),
         ("len(both) > 1", "len(both) > 2"),
     ],
-    "operations": [
+    "stack/operations": [
         ('found["error"] is None', "True"),
         ("first += 1\n    if not verdicts", "first += 100\n    if not verdicts"),
         ("if gpus and count < gpus", "if gpus and count > gpus"),
@@ -114,7 +114,7 @@ BY_HAND: dict[str, list[tuple[str, str]]] = {
         ('answer.get("count", count)', 'answer.get("count", 0)'),
         ('"inconclusive", f"The GPU', '"fail", f"The GPU'),
     ],
-    "operation_child": [
+    "stack/operation_child": [
         ("wrong = ~((got - want).abs() <= limit)", "wrong = ~~(~((got - want).abs() <= 2 * limit + 1))"),
         ("tolerance * float(want.abs().max())", "10 * tolerance * float(want.abs().max())"),
         ("if got.shape != want.shape", "if len(got.shape) != len(want.shape)"),
@@ -122,7 +122,7 @@ BY_HAND: dict[str, list[tuple[str, str]]] = {
         ("os.kill(left, signal.SIGKILL)", "pass"),
         ("while current is not None and len(chain) < 10", "while False"),
     ],
-    "collective": [
+    "stack/collective": [
         ('"all_reduce": lambda n: 2 * (n - 1) / n', '"all_reduce": lambda n: (n - 1) / n'),
         ('"all_gather": lambda n: (n - 1) / n', '"all_gather": lambda n: 1.0'),
         ("size / median / 1e9", "size / min(times) / 1e9"),
@@ -142,7 +142,7 @@ BY_HAND: dict[str, list[tuple[str, str]]] = {
         ('"killed" in item or "signal" in item', '"signal" in item'),
         ("itertools.combinations(range(max(", "itertools.combinations(range(min("),
     ],
-    "rank_child": [
+    "stack/rank_child": [
         ("(rank + 1) * 0xD1B54A32D192ED03", "0xD1B54A32D192ED03"),
         ("position * 0x9E3779B97F4A7C15", "0x9E3779B97F4A7C15"),
         ("DTYPES[dtype][1] // ranks", "DTYPES[dtype][1]"),

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["bedplate.node.elf"]):
+with atheris.instrument_imports(include=["bedplate.node.abi.elf"]):
     from reading import read_everything
 
-    from bedplate.node.elf import ElfError
+    from bedplate.node.abi.elf import ElfError
 
 from seeds import SEEDS
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from reading import read_everything
 from seeds import SEEDS
 
-from bedplate.node.elf import ElfError
+from bedplate.node.abi.elf import ElfError
 
 INTERESTING = (
     0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bedplate.node.elf import ElfFile
+from bedplate.node.abi.elf import ElfFile
 
 
 def read_everything(data: bytes) -> None:

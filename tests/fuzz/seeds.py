@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from bedplate.node import elf as e
+from bedplate.node.abi import elf as e
 
 
 def minimal_elf(*, gnu: bool = True, sysv: bool = True) -> bytes:

@@ -88,8 +88,8 @@ def judge(node: Node, names: dict[str, str], layer: str = "driver", **options: A
     given = json.dumps({**OPTIONS, "layer": layer, "packages": names, **options})
     program = f"""import json, sys
 sys.path.insert(0, {CODE!r})
-from bedplate.node.apt_query import PackageError
-from bedplate.node.packages import perform
+from bedplate.node.packages.apt_query import PackageError
+from bedplate.node.packages.manage import perform
 options = json.loads(sys.argv[1])
 try:
     result = perform(options)[0]

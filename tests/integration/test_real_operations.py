@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from testbed import ROOT
 
-from bedplate.node.operations import OPERATIONS, check_operations
+from bedplate.node.stack.operations import OPERATIONS, check_operations
 
 pytestmark = pytest.mark.real
 
@@ -115,7 +115,7 @@ def attempt(python: Path, place: Path, name: str, fault: str, driver: str = DRIV
     (place / "flashinfer").mkdir(exist_ok=True)
     (place / "flashinfer" / "__init__.py").write_text(FLASHINFER.replace("{fault}", fault))
     (place / "flashinfer" / "comm.py").write_text(FUSION.replace("{fault}", fault))
-    node = ROOT / "src" / "bedplate" / "node"
+    node = ROOT / "src" / "bedplate" / "node" / "stack"
     command = [str(python), "-I", "-c", driver, str(node), str(place), name]
     environment = {"PATH": os.environ["PATH"], "GLOO_SOCKET_IFNAME": "lo", **({"FAULT": "1"} if fault else {})}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 from testbed import ROOT, Node, Play, make_nodes, run, wheel_cache
 
-from bedplate.node.elf import ElfFile
-from bedplate.node.toolkit_fatbin import cubins
-from bedplate.node.toolkit_wheels import select
+from bedplate.node.abi.elf import ElfFile
+from bedplate.node.toolkit.fatbin import cubins
+from bedplate.node.toolkit.wheels import select
 
 # Real: 100 MB of wheels, and minutes.
 pytestmark = [pytest.mark.node, pytest.mark.real]

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import pkcs7
 from cryptography.x509.oid import NameOID
 
-from bedplate.node import driver
+from bedplate.node.driver import check as driver
 
 VERSION = "580.82.07"
 OLD = "575.57.08"

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from bedplate.node.drift import inspect
-from bedplate.node.generations import Generations
-from bedplate.node.journal import Paths
+from bedplate.node.state.drift import inspect
+from bedplate.node.state.generations import Generations
+from bedplate.node.state.journal import Paths
 
 A, B, C = (f"{name}-{digit * 12}" for name, digit in (("stack-a", "a"), ("stack-b", "b"), ("stack-c", "c")))
 # Where fsync costs nothing, for tests with hundreds of runs.

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import pytest
 from abi_libraries import CHECK_INT, CHECK_UNSIGNED, build, environment, needs_compiler
 
-from bedplate.node.abi import Report, check_environment
-from bedplate.node.abi_verdicts import library_major
-from bedplate.node.demangle import nearest_of
-from bedplate.node.installed import find_environment, shared_objects, site_packages_of
-from bedplate.node.loader import SystemLibraries, read_ld_cache
+from bedplate.node.abi.check import Report, check_environment
+from bedplate.node.abi.demangle import nearest_of
+from bedplate.node.abi.installed import find_environment, shared_objects, site_packages_of
+from bedplate.node.abi.judge import library_major
+from bedplate.node.abi.loader import SystemLibraries, read_ld_cache
 from bedplate.node.verdicts import Verdict, sentence
 
 pytestmark = needs_compiler

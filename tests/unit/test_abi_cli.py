@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from bedplate.controller.abi_cli import app
 from bedplate.controller.abi_index import save_index
-from bedplate.node.exports import Release, TorchIndex
+from bedplate.node.abi.exports import Release, TorchIndex
 
 pytestmark = needs_compiler
 NAME = "ext-1.0-cp310-abi3-manylinux2014_x86_64.whl"

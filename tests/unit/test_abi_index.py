@@ -28,7 +28,7 @@ from bedplate.controller.abi_index import (
 )
 from bedplate.controller.errors import BedplateError
 from bedplate.controller.needs import FileNeeds, WheelNeeds
-from bedplate.node.exports import IndexFormatError, Release, TorchIndex, version_key
+from bedplate.node.abi.exports import IndexFormatError, Release, TorchIndex, version_key
 from bedplate.node.verdicts import failing
 
 DATA = Path(__file__).parent / "data" / "abi"
@@ -241,7 +241,7 @@ def test_a_cut_index_and_a_huge_one(monkeypatch: pytest.MonkeyPatch) -> None:
     data = index.dump()
     with pytest.raises(IndexFormatError):
         TorchIndex.parse(data[: len(data) // 2])
-    monkeypatch.setattr("bedplate.node.exports.MAX_INDEX_BYTES", 1000)
+    monkeypatch.setattr("bedplate.node.abi.exports.MAX_INDEX_BYTES", 1000)
     with pytest.raises(IndexFormatError, match="larger"):
         TorchIndex.parse(data)
 

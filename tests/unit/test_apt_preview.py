@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bedplate.node import apt_preview
-from bedplate.node.apt_query import PackageError
+from bedplate.node.packages import apt_preview
+from bedplate.node.packages.apt_query import PackageError
 
 URIS = "file:/srv/repository/"
 

@@ -15,9 +15,9 @@ import tiny_stack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bedplate.node import collective, rank_child
 from bedplate.node.child import Outcome, read_environment
-from bedplate.node.collective import DEFAULTS, busy_gpus, check_collective, judge, plan
+from bedplate.node.stack import collective, rank_child
+from bedplate.node.stack.collective import DEFAULTS, busy_gpus, check_collective, judge, plan
 from bedplate.node.verdicts import Verdict
 
 
@@ -463,7 +463,7 @@ SAY_SHM = """    raise RuntimeError("Error while creating shared memory segment 
 UNDER_SMALL_SHM = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from bedplate.node.collective import check_collective
+from bedplate.node.stack.collective import check_collective
 from bedplate.node.child import read_environment
 settings = {"backend": "nccl", "ranks": [2], "max_bytes": 64, "timeout_s": 20}
 found = check_collective(settings, python=sys.argv[2] + "/venv/bin/python", environment=read_environment(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bedplate.node import demangle as module
-from bedplate.node.demangle import demangle, differing, source_token, split_signature
+from bedplate.node.abi import demangle as module
+from bedplate.node.abi.demangle import demangle, differing, source_token, split_signature
 
 needs_runtime = pytest.mark.skipif(module._demangler() is None, reason="no libstdc++")
 

@@ -20,7 +20,9 @@ from driver_tree import (
     key,
 )
 
-from bedplate.node import driver, gpu, verify
+from bedplate.node import verify
+from bedplate.node.driver import check as driver
+from bedplate.node.hardware import gpu
 from bedplate.node.verdicts import CODES, Verdict, failing, layers_of
 
 WANTED: dict[str, Any] = {"version": VERSION, "flavour": "open", "source": "nvidia", "parameters": {}, "packages": {}}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bedplate.node import cuda_start
+from bedplate.node.driver import cuda_start
 from bedplate.node.verdicts import Verdict
 
 # The library does what STUB says: answers a code, sleeps, or dies.

@@ -17,9 +17,10 @@ from driver_tree import KERNEL, NEXT_KERNEL, OPEN, VERSION, Tree, elf_module, he
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bedplate.node import der, driver, initramfs, kernel_modules, modprobe_config, package_state, secure_boot
-from bedplate.node.kernel_modules import ModuleError
-from bedplate.node.sysroot import Sysroot
+from bedplate.node.driver import check as driver
+from bedplate.node.driver import der, initramfs, kernel_modules, modprobe_config, package_state, secure_boot
+from bedplate.node.driver.kernel_modules import ModuleError
+from bedplate.node.driver.sysroot import Sysroot
 from bedplate.node.verdicts import Verdict
 
 MODULE = elf_module({"license": OPEN, "version": VERSION, "name": "nvidia", "license2": "x"})

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from driver_tree import KERNEL, NEXT_KERNEL, VERSION, Tree, healthy, key
 
-from bedplate.node import driver, driver_rules
+from bedplate.node.driver import check as driver
+from bedplate.node.driver import rules as driver_rules
 from bedplate.node.verdicts import CODES, Verdict, failing, layers_of
 
 WANTED: dict[str, Any] = {"version": VERSION, "flavour": "open", "source": "nvidia", "parameters": {}, "packages": {}}

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reading import read_everything
 
-from bedplate.node import elf as module
-from bedplate.node.elf import ElfError, ElfFile, gnu_hash, sysv_hash
+from bedplate.node.abi import elf as module
+from bedplate.node.abi.elf import ElfError, ElfFile, gnu_hash, sysv_hash
 
 
 @pytest.fixture(scope="module")

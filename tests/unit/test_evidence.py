@@ -38,7 +38,7 @@ from bedplate.node.evidence import (
     write_archive,
 )
 from bedplate.node.evidence_child import AFTER_LINES, BEFORE_LINES, END_LINES, PLACES, Trimmer
-from bedplate.node.imports import check_imports
+from bedplate.node.stack.imports import check_imports
 from bedplate.node.verdicts import Verdict
 
 BROKEN = Verdict("import.error", "fail", "stack", "torch", "It raised.", {"error": []})

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from generation_tools import HOLDER, A, B, C, check_settled, install, paths_in, provision
 
-from bedplate.node.generations import Generations, StateError
-from bedplate.node.journal import Paths
+from bedplate.node.state.generations import Generations, StateError
+from bedplate.node.state.journal import Paths
 
 STACK_FAILS = [{"code": "import.undefined_symbol", "status": "fail", "layer": "stack"}]
 DRIVER_FAILS = [{"code": "gpu.count", "status": "fail", "layer": "driver"}]

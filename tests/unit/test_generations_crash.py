@@ -22,8 +22,8 @@ from pathlib import Path
 import pytest
 from generation_tools import MEMORY, A, B, C, check_live, check_settled, install, paths_in, provision
 
-from bedplate.node.generations import Generations, StateError
-from bedplate.node.journal import Paths
+from bedplate.node.state.generations import Generations, StateError
+from bedplate.node.state.journal import Paths
 
 KILLED = 77
 CALLS = ("open", "write", "fsync", "rename", "symlink", "unlink", "mkdir", "rmdir", "chmod", "fchmod")

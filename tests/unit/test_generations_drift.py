@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from generation_tools import install
 
-from bedplate.node.drift import inspect, write_manifest
-from bedplate.node.durable import StateError
+from bedplate.node.state.drift import inspect, write_manifest
+from bedplate.node.state.durable import StateError
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from generation_tools import MEMORY, A, B, C, check_settled, install, paths_in, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bedplate.node import durable, journal
-from bedplate.node.generations import Generations, StateError
-from bedplate.node.lock import locked
+from bedplate.node.state import durable, journal
+from bedplate.node.state.generations import Generations, StateError
+from bedplate.node.state.lock import locked
 
 ID = "x-000000000000"
 ENTRY = {"status": "verified", "profile": "x", "target": "t", "created": "", "verified": "", "reason": None}
@@ -247,7 +247,9 @@ def test_disk_full_in_the_middle_of_going_back(tmp_path: Path, monkeypatch: pyte
     node = Generations(paths)
     provision(node, "r1", A)
     provision(node, "r2", B)
-    monkeypatch.setattr("bedplate.node.change.switch_link", lambda *_: (_ for _ in ()).throw(StateError("io", "x")))
+    monkeypatch.setattr(
+        "bedplate.node.state.change.switch_link", lambda *_: (_ for _ in ()).throw(StateError("io", "x"))
+    )
     with pytest.raises(StateError):
         node.rollback("r2", reason="bad")
     monkeypatch.undo()
@@ -303,7 +305,7 @@ def test_two_runs_at_once_one_is_refused(tmp_path: Path) -> None:
         [
             "import sys; sys.path[:0] = sys.argv[3:]",
             "from generation_tools import *",
-            "from bedplate.node.generations import StateError",
+            "from bedplate.node.state.generations import StateError",
             "try: Generations(paths_in(sys.argv[1])).begin(sys.argv[2], A)",
             "except StateError as exc: print(exc.code)",
             "else: print('won')",

@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from bedplate.node.generations import Generations, StateError
+from bedplate.node.state.generations import Generations, StateError
 
 IDS = st.sampled_from([A, B, C])
 RUNS = st.sampled_from(["r1", "r2", "r3"])

@@ -12,7 +12,7 @@ import pynvml
 import pytest
 from host_tree import healthy_nvml
 
-from bedplate.node import gpu
+from bedplate.node.hardware import gpu
 from bedplate.node.verdicts import CODES
 
 FAKEGPU = Path(__file__).resolve().parents[1] / "fakegpu"

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bedplate_gpu_info
-from bedplate.node import host, host_child
+from bedplate.node.hardware import host, host_child
 from bedplate.node.verdicts import CODES, Verdict, failing
 
 EXPECT: dict[str, Any] = {

@@ -13,9 +13,9 @@ import tiny_stack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bedplate.node import imports
 from bedplate.node.child import read_environment
-from bedplate.node.imports import check_import, check_imports
+from bedplate.node.stack import imports
+from bedplate.node.stack.imports import check_import, check_imports
 from bedplate.node.verdicts import Verdict
 
 OLD = "_ZN3c104cuda29c10_cuda_check_implementationEiPKcS2_ib"

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bedplate.controller.nodes import baseline, layers_to_go_back
-from bedplate.node import generations as module
-from bedplate.node import layers
-from bedplate.node.generations import Generations, StateError
-from bedplate.node.journal import Paths, load
+from bedplate.node.state import generations as module
+from bedplate.node.state import layers
+from bedplate.node.state.generations import Generations, StateError
+from bedplate.node.state.journal import Paths, load
 
 OLD = {"version": "575.57.08", "source": "nvidia", "packages": {"nvidia-open-575": "575.57.08-0ubuntu1"}}
 NEW = {"version": "580.82.07", "source": "nvidia", "packages": {"nvidia-open-580": "580.82.07-0ubuntu1"}}

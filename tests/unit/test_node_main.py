@@ -163,6 +163,6 @@ def test_the_zip_is_the_same_each_time_and_holds_the_nodes_part_only(tmp_path: P
     assert node_code(tmp_path / "a") == first
     with zipfile.ZipFile(first["path"]) as archive:
         names = set(archive.namelist())
-    assert {"bedplate/__init__.py", "bedplate/__main__.py", "bedplate/verify.py"} <= names
-    assert all(re.fullmatch(r"bedplate/\w+\.py", name) for name in names)
+    assert {"bedplate/__init__.py", "bedplate/__main__.py", "bedplate/verify.py", "bedplate/driver/judge.py"} <= names
+    assert all(re.fullmatch(r"bedplate/(?:\w+/)?\w+\.py", name) for name in names)
     assert [path.name for path in (tmp_path / "a").iterdir()] == [Path(first["path"]).name]

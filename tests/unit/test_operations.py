@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import tiny_stack
 
-from bedplate.node import operations
-from bedplate.node.operations import OPERATIONS, check_operations
+from bedplate.node.stack import operations
+from bedplate.node.stack.operations import OPERATIONS, check_operations
 from bedplate.node.verdicts import Verdict
 
 ROOT = Path(__file__).resolve().parents[2]

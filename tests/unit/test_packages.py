@@ -18,8 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bedplate.node import apt_query, packages
-from bedplate.node.apt_query import Apt, Candidate, PackageError, Plan, Record, Step
+from bedplate.node.packages import apt_query
+from bedplate.node.packages import manage as packages
+from bedplate.node.packages.apt_query import Apt, Candidate, PackageError, Plan, Record, Step
 
 DATA = Path(__file__).parent / "data" / "packages"
 DRIVER = (
@@ -545,9 +546,9 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, str]]:
     """What the module's commands answer, by a part of the command line."""
     table: dict[str, tuple[int, str]] = {}
     # For a module the package has another name, as on a node.
-    for name in ("apt_query", "packages"):
-        monkeypatch.setattr(import_module(f"ansible.module_utils.bedplate.{name}"), "is_rpm", lambda: False)
-    judged = import_module("ansible.module_utils.bedplate.packages")
+    for name in ("apt_query", "manage"):
+        monkeypatch.setattr(import_module(f"ansible.module_utils.bedplate.packages.{name}"), "is_rpm", lambda: False)
+    judged = import_module("ansible.module_utils.bedplate.packages.manage")
     monkeypatch.setattr(judged.Apt, "run", lambda _, *command: Canned(answers=table).run(*command))
     monkeypatch.setattr(judged, "readiness", lambda *_: [])
     return table

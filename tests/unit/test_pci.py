@@ -11,7 +11,7 @@ from host_tree import ACS_REDIRECTING, HostTree, aer, config_space, gpu_bus_id, 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bedplate.node import pci
+from bedplate.node.hardware import pci
 
 ACS_AT = 0x148  # where host_tree puts it
 

@@ -19,7 +19,7 @@ from bedplate.controller.elf_prefix import NeedMore, NotInFront, read_prefix
 from bedplate.controller.errors import BedplateError
 from bedplate.controller.needs import WheelNeeds, cached_needs, keep_needs, read_needs
 from bedplate.controller.range_reader import LocalSource, RangeError, RemoteSource, RemoteWheel
-from bedplate.node.elf import ElfFile
+from bedplate.node.abi.elf import ElfFile
 
 Serve = Callable[..., str]
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bedplate.node.stack import check_stack, nccl_text, runs_on
+from bedplate.node.stack.check import check_stack, nccl_text, runs_on
 from bedplate.node.verdicts import Verdict
 
 LOCK = "# by bedplate lock\ntorch==2.11.0 \\\n    --hash=sha256:00\nnvidia-nccl-cu13==2.28.9 \\\n    --hash=sha256:01\n"
@@ -223,7 +223,7 @@ def test_an_nvcc_that_is_another_or_does_not_work(generation: Path, body: str, w
 
 @pytest.mark.usefixtures("tools")
 def test_an_nvcc_that_hangs_is_killed(generation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bedplate.node.stack.NVCC_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("bedplate.node.stack.check.NVCC_TIMEOUT_S", 0.5)
     verdict = cuda_home(generation, nvcc(generation / "cuda", "sleep 60"))
     assert (verdict.status, "did not end in time" in verdict.message) == ("fail", True)
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from test_toolkit_fatbin import ELF, elf, entry, fatbin
 
-from bedplate.node import toolkit, toolkit_child
 from bedplate.node.child import Outcome
-from bedplate.node.toolkit import judge
+from bedplate.node.toolkit import check as toolkit
+from bedplate.node.toolkit import compile_child as toolkit_child
+from bedplate.node.toolkit.check import judge
 from bedplate.node.verdicts import Verdict
 
 PATH = "/usr/local/cuda-13.0"

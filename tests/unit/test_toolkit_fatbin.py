@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bedplate.node.elf import ElfFile, Tables
-from bedplate.node.toolkit_fatbin import MAGIC, Entry, FatbinError, cubins, entries
+from bedplate.node.abi.elf import ElfFile, Tables
+from bedplate.node.toolkit.fatbin import MAGIC, Entry, FatbinError, cubins, entries
 
 PTX, ELF = 1, 2
 

@@ -15,8 +15,8 @@ from conftest import RunModule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bedplate.node.durable import StateError
-from bedplate.node.toolkit_layout import (
+from bedplate.node.state.durable import StateError
+from bedplate.node.toolkit.layout import (
     Alternatives,
     Places,
     damage,

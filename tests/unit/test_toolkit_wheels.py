@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bedplate.node.toolkit_releases import COMPONENTS, closure, expected_components, lacking, packages, support
-from bedplate.node.toolkit_wheels import Wheel, components_of, parse, render, select
+from bedplate.node.toolkit.releases import COMPONENTS, closure, expected_components, lacking, packages, support
+from bedplate.node.toolkit.wheels import Wheel, components_of, parse, render, select
 
 FILES = Path(__file__).resolve().parents[2] / "roles" / "cuda_toolkit" / "files"
 LOCKS = sorted(FILES.glob("toolkit-*-x86_64.lock"))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bedplate.node import xid
+from bedplate.node.hardware import xid
 
 GPU = "0000:41:00.0"
 

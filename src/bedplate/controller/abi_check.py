@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from bedplate.node.exports import IndexFormatError, Release, TorchIndex
-from bedplate.node.installed import shared_objects, site_packages_of
+from bedplate.node.abi.exports import IndexFormatError, Release, TorchIndex
+from bedplate.node.abi.installed import shared_objects, site_packages_of
 from bedplate.node.verdicts import Verdict
 
 from .abi_engine import Engine, Extension, Setting, WheelReport
@@ -118,7 +118,7 @@ def check_directory(
 
     Errors: BedplateError when it is none.
     """
-    from bedplate.node.abi import check_environment
+    from bedplate.node.abi.check import check_environment
 
     try:
         site = site_packages_of(str(path))

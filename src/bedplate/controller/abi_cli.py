@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from bedplate.node.abi_verdicts import is_driver, short
-from bedplate.node.demangle import demangle, differing, split_signature
-from bedplate.node.exports import TorchIndex, version_key
+from bedplate.node.abi.demangle import demangle, differing, split_signature
+from bedplate.node.abi.exports import TorchIndex, version_key
+from bedplate.node.abi.judge import is_driver, short
 from bedplate.node.verdicts import Verdict, failing, sentence, worst
 
 from .abi_engine import SYSTEM_LIBRARIES, Engine, Solution, WheelReport

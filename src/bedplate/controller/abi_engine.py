@@ -1,6 +1,6 @@
 """The ABI check without an installed environment: wheels and locks against the index of torch releases.
 
-The same findings and the same sentences as on a node (`bedplate.node.abi_verdicts`), from less: a wheel's needs
+The same findings and the same sentences as on a node (`bedplate.node.abi.judge`), from less: a wheel's needs
 instead of its files, the exports of a torch release instead of its libraries, the names of the files in the other
 wheels instead of the libraries themselves. What only a node knows is left to the node: its own libraries, the C++
 runtime, symbols that come with a version from a library outside torch.
@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bedplate.node.abi_verdicts import CUDA_LIBRARIES, SONAME, Context, Findings, is_driver, verdicts_of, version_key
-from bedplate.node.demangle import demangle, nearest_of, source_token
-from bedplate.node.elf import STB_GLOBAL, Symbol
-from bedplate.node.exports import Release, TorchIndex
-from bedplate.node.installed import Environment, Torch, apart_reasons
+from bedplate.node.abi.demangle import demangle, nearest_of, source_token
+from bedplate.node.abi.elf import STB_GLOBAL, Symbol
+from bedplate.node.abi.exports import Release, TorchIndex
+from bedplate.node.abi.installed import Environment, Torch, apart_reasons
+from bedplate.node.abi.judge import CUDA_LIBRARIES, SONAME, Context, Findings, is_driver, verdicts_of, version_key
 from bedplate.node.verdicts import Verdict, failing
 
 from .needs import FileNeeds, WheelNeeds

@@ -3,8 +3,8 @@
 One compressed file with what every torch release exports.
 
 The shipped file is `data/abi/torch-x86_64.idx`; beside it a private one may hold a user's own builds and
-nightlies. Reading is `bedplate.node.exports`, because nodes read it too. Building one release takes its
-wheel: the shared objects are unpacked one at a time into a temporary file and read with `bedplate.node.elf`,
+nightlies. Reading is `bedplate.node.abi.exports`, because nodes read it too. Building one release takes its
+wheel: the shared objects are unpacked one at a time into a temporary file and read with `bedplate.node.abi.elf`,
 and a small C++ program is compiled against the wheel's headers for the layout of the types that cross the
 boundary.
 """
@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from bedplate.node.elf import ElfError, ElfFile
-from bedplate.node.exports import IndexFormatError, Release, TorchIndex, version_key
+from bedplate.node.abi.elf import ElfError, ElfFile
+from bedplate.node.abi.exports import IndexFormatError, Release, TorchIndex, version_key
 
 from .errors import BedplateError
 from .files import replace_file, sha256_of

@@ -16,7 +16,7 @@ import re
 import struct
 from typing import NamedTuple
 
-from bedplate.node.elf import ElfFile, Tables, gnu_hash
+from bedplate.node.abi.elf import ElfFile, Tables, gnu_hash
 
 _SYMBOL = 24
 _SEARCH = 1 << 16  # how far behind the headers .gnu.hash may begin: notes are short

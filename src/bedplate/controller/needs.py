@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bedplate.node.elf import STB_WEAK, ElfError, ElfFile
-from bedplate.node.installed import SHARED_OBJECT, is_module
+from bedplate.node.abi.elf import STB_WEAK, ElfError, ElfFile
+from bedplate.node.abi.installed import SHARED_OBJECT, is_module
 
 from .elf_prefix import NeedMore, NotInFront, read_prefix
 from .errors import BedplateError

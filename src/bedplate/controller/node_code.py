@@ -26,8 +26,8 @@ def node_code(directory: Path | None = None) -> dict[str, str]:
     source = Path(next(iter(bedplate.node.__path__)))
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
-        for path in sorted(source.glob("*.py")):
-            entry = zipfile.ZipInfo(f"bedplate/{path.name}", EPOCH)
+        for path in sorted(source.rglob("*.py")):
+            entry = zipfile.ZipInfo(f"bedplate/{path.relative_to(source)}", EPOCH)
             entry.external_attr = 0o644 << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, path.read_bytes(), compresslevel=9)

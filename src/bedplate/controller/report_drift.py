@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bedplate.node.drift import ACTION
+from bedplate.node.state.drift import ACTION
 from bedplate.node.verdicts import Verdict, simulated
 
 JsonDict = Mapping[str, Any]

@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from bedplate.node.operations import OPERATIONS
+from bedplate.node.stack.operations import OPERATIONS
 
 from .errors import BedplateError, near
 from .yamlfile import Location, YamlFile

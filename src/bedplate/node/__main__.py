@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from .child import ChildError
-from .drift import ACTION
-from .durable import StateError, read_text, write_atomic
-from .generations import Generations
-from .journal import Paths
+from .state.drift import ACTION
+from .state.durable import StateError, read_text, write_atomic
+from .state.generations import Generations
+from .state.journal import Paths
 from .verdicts import Verdict, failing, sentence, simulated
 from .verify import summary, verify
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from . import evidence_child
 from .child import ChildError, read_environment, run_probe
-from .durable import StateError
+from .state.durable import StateError
 from .verdicts import Verdict, failing
 
 ARCHIVE_LIMIT = 10_000_000  # bytes; all parts at their limits, unpacked, are less

@@ -57,7 +57,7 @@ _PACKAGED = ("driver", "toolkit")  # the layers that are made of packages
 _NODE = ("node",)  # the layer of what only hands and firmware can change
 
 CODES: dict[str, CodeInfo] = {
-    # gpu.*: what NVML says about the devices (gpu.py)
+    # gpu.*: what NVML says about the devices (hardware/gpu.py)
     "gpu.count": CodeInfo(
         "The number of GPUs that NVML sees, against the expected number.",
         False,
@@ -74,7 +74,7 @@ CODES: dict[str, CodeInfo] = {
     "gpu.driver_version": CodeInfo(
         "The driver version that NVML reports, against the profile's.", True, statuses=_CHECKED
     ),
-    # gpu.*: the GPUs as devices (host.py, gpu_verdicts.py, xid.py); no software makes them whole again
+    # gpu.*: the GPUs as devices (hardware/); no software makes them whole again
     "gpu.hardware_error": CodeInfo(
         "A GPU answers NVML with an error of its own: lost, reset required, no power, damaged board data.",
         False,
@@ -167,7 +167,7 @@ CODES: dict[str, CodeInfo] = {
         statuses=("pass", "fail", "skipped"),
         layers=_NODE,
     ),
-    # node.*: the machine around the GPUs (host.py, host_verdicts.py)
+    # node.*: the machine around the GPUs (hardware/)
     "node.report": CodeInfo(
         "sysfs, procfs or the kernel log could not be read in time.", False, statuses=("inconclusive",)
     ),
@@ -202,7 +202,7 @@ CODES: dict[str, CodeInfo] = {
     "node.forward_compat": CodeInfo(
         "Whether the loader's path has a forward-compatibility libcuda.", False, "warning", ("pass", "warn")
     ),
-    # import.*: one Python import in a child process (imports.py)
+    # import.*: one Python import in a child process (stack/imports.py)
     "import.ok": CodeInfo("The module imports in a fresh interpreter of the generation.", False, "info", _PASS),
     "import.undefined_symbol": CodeInfo("The loader found a symbol that no loaded library defines.", True),
     "import.missing_library": CodeInfo("The loader did not find a shared library.", True),
@@ -214,7 +214,7 @@ CODES: dict[str, CodeInfo] = {
     "import.foreign_library": CodeInfo("The import loaded a library from outside the generation.", True),
     "import.duplicate_library": CodeInfo("One library is in the process twice: two files, or two CUDA majors.", True),
     "import.error": CodeInfo("The import raised an error of no class above.", True),
-    # stack.*: whether the packages of a generation fit together (stack.py)
+    # stack.*: whether the packages of a generation fit together (stack/check.py)
     "stack.nccl_version": CodeInfo(
         "The NCCL that torch loads, against the one that the lock pins.", True, statuses=("pass", "fail", "skipped")
     ),
@@ -231,7 +231,7 @@ CODES: dict[str, CodeInfo] = {
         True,
         statuses=("pass", "warn", "fail", "skipped"),
     ),
-    # operation.*: one call of a library on a GPU (operations.py)
+    # operation.*: one call of a library on a GPU (stack/operations.py)
     "operation.ok": CodeInfo("The operation gave the right values on every GPU.", False, "info", _PASS),
     "operation.wrong_value": CodeInfo("The operation gave a wrong value.", True),
     "operation.crash": CodeInfo("The operation died by a signal, or the GPU reported an illegal access.", True),
@@ -246,7 +246,7 @@ CODES: dict[str, CodeInfo] = {
         "The GPU has no memory left for the operation, so it proved nothing.", False, "warning", ("inconclusive",)
     ),
     "operation.error": CodeInfo("The operation raised an error of no class above.", True),
-    # collective.*: an all-reduce over several processes (collective.py)
+    # collective.*: an all-reduce over several processes (stack/collective.py)
     "collective.ok": CodeInfo("All values are exact at every size and type.", False, "info", _PASS),
     "collective.wrong_value": CodeInfo("A collective ended with a wrong value.", True),
     "collective.timeout": CodeInfo(
@@ -278,7 +278,7 @@ CODES: dict[str, CodeInfo] = {
     "collective.unavailable": CodeInfo(
         "torch.distributed or the asked backend cannot be used here.", True, statuses=("fail", "skipped")
     ),
-    # abi.*: read from the bytes of the files, nothing is run (abi.py)
+    # abi.*: read from the bytes of the files, nothing is run (abi/)
     "abi.ok": CodeInfo("Every extension file finds its symbols and libraries.", False, "info", ("pass", "skipped")),
     "abi.undefined_symbol": CodeInfo("An extension needs symbols that nothing it loads provides.", True),
     "abi.missing_library": CodeInfo(
@@ -298,7 +298,7 @@ CODES: dict[str, CodeInfo] = {
         True,
         layers=("node", "driver", "toolkit", "stack"),
     ),
-    # toolkit.*: the CUDA toolkit: its files, versions, and the programs it makes (toolkit.py)
+    # toolkit.*: the CUDA toolkit: its files, versions, and the programs it makes (toolkit/)
     "toolkit.layout": CodeInfo(
         "The files of the toolkit: all there, and as they were laid out.", True, statuses=("pass", "warn", "fail")
     ),
@@ -334,7 +334,7 @@ CODES: dict[str, CodeInfo] = {
         True,
         statuses=("pass", "fail", "skipped"),
     ),
-    # driver.*: the NVIDIA driver before and after a change (driver_preflight.py, driver_judge.py, driver_next_boot.py)
+    # driver.*: the NVIDIA driver before and after a change (driver/)
     "driver.version": CodeInfo(
         "The version of the loaded module, the module on disk, the library and the packages, against the profile's.",
         True,
@@ -406,7 +406,7 @@ CODES: dict[str, CodeInfo] = {
     "driver.unreadable": CodeInfo(
         "Files on which the verdicts stand could not be read.", False, "warning", statuses=("inconclusive",)
     ),
-    # packages.*: transactions of the package manager, judged before they happen, and what is installed (packages.py)
+    # packages.*: transactions of the package manager, judged before they happen, and what is installed (packages/)
     "packages.ok": CodeInfo(
         "The packages are, or would be, exactly those that were named.", False, "info", _PASS, _PACKAGED
     ),

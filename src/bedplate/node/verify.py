@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import cuda_start, driver, gpu, host, toolkit
 from .child import read_environment
-from .collective import busy_gpus, check_collective
-from .imports import check_imports
-from .operations import check_operations
-from .stack import check_stack
+from .driver import check as driver
+from .driver import cuda_start
+from .hardware import gpu, host
+from .stack.check import check_stack
+from .stack.collective import busy_gpus, check_collective
+from .stack.imports import check_imports
+from .stack.operations import check_operations
+from .toolkit import check as toolkit
 from .verdicts import Verdict, blame, simulated
 
 # What is said of a layer that is not verified: never "pass".

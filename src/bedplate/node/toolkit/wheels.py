@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .toolkit_releases import COMPONENTS, closure
+from .releases import COMPONENTS, closure
 
 # Counts up when a tree from the same wheels comes out otherwise, so that nodes build it again.
 LAYOUT = 1

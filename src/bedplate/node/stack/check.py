@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..abi.installed import site_packages_of
+from ..child import ChildError, child_failed, run_probe
+from ..verdicts import Verdict
 from . import nvcc_child
-from .child import ChildError, child_failed, run_probe
-from .installed import site_packages_of
-from .verdicts import Verdict
 
 LAYER = "stack"
 NVCC_TIMEOUT_S = 30.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .verdicts import Verdict
+from ..verdicts import Verdict
 
 LAYER = "node"
 

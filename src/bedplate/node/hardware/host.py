@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..child import run_probe
+from ..verdicts import Verdict
 from . import gpu_verdicts, host_child, host_verdicts, xid
-from .child import run_probe
 from .pci import (
     AER_FILES,
     acs,
@@ -31,7 +32,6 @@ from .pci import (
     pci_id,
     read_text,
 )
-from .verdicts import Verdict
 
 __all__ = ["gpu_users", "gpus_on_bus", "inspect", "judge"]
 

@@ -13,13 +13,13 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from ..packages.manage import installed
 from . import drift as drift_of
 from . import layers as layers_of
 from .change import Change
 from .durable import StateError, is_real_dir, make_dir, sweep, sync_filesystem
 from .journal import Paths, now, publish
 from .lock import locked
-from .packages import installed
 
 __all__ = ["Generations", "StateError", "perform"]
 

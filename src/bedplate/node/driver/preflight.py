@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from . import driver_rules
+from ..verdicts import Verdict
+from . import rules
 from .package_state import is_driver_package
 from .secure_boot import insists
-from .verdicts import Verdict
 
 LAYER = "driver"
 SUBJECT = "NVIDIA driver"
@@ -79,7 +79,7 @@ def preflight(
 
 def _flavour(wanted: Mapping[str, Any], ids: Sequence[str]) -> Verdict:
     """Return whether the GPUs work with the wanted kernel modules."""
-    flavour, open_only = wanted.get("flavour") or "open", driver_rules.open_only(ids)
+    flavour, open_only = wanted.get("flavour") or "open", rules.open_only(ids)
     evidence = {"wanted": flavour, "gpus": sorted(set(ids)), "open_only": open_only}
     if flavour == "open" or not open_only:
         message = f"The {flavour} kernel modules are wanted, and no GPU here stands against them."
@@ -98,7 +98,7 @@ def _supported(report: Mapping[str, Any], wanted: Mapping[str, Any], ids: Sequen
     system, release = report["os"]["id"], report["os"]["version"]
     subject = f"{SUBJECT} {version}".strip()
     evidence = {"system": f"{system} {release}".strip(), "source": source, "version": version}
-    old = driver_rules.too_old_for(ids, version) if version else None
+    old = rules.too_old_for(ids, version) if version else None
     if old:
         message = f"It is too old for the GPU {old[0]}, which {old[1]} was the first to know."
         return Verdict(
@@ -111,14 +111,14 @@ def _supported(report: Mapping[str, Any], wanted: Mapping[str, Any], ids: Sequen
             f"Pin a driver from {old[1]} on in the profile.",
         )
     if source == "nvidia":
-        first = driver_rules.first_branch(system, release)
+        first = rules.first_branch(system, release)
         if first is None:
             message = (
                 f"NVIDIA's repository has no driver for {evidence['system'] or 'this system'} that was tried here."
             )
             action = "Use Ubuntu 22.04 or 24.04, Debian 12 or RHEL 9, or set nvidia_driver_source to distro or none."
             return Verdict("driver.unsupported", "fail", LAYER, subject, message, evidence, action)
-        if version and driver_rules.branch(version) < first:
+        if version and rules.branch(version) < first:
             message = (
                 f"NVIDIA's repository for {evidence['system']} begins with {first}; another system's repository does "
                 "not fit, because its key is refused here."
@@ -131,11 +131,11 @@ def _supported(report: Mapping[str, Any], wanted: Mapping[str, Any], ids: Sequen
 def _cuda(wanted: Mapping[str, Any], cuda: str) -> list[Verdict]:
     """Return whether the wanted driver is new enough for a CUDA version."""
     version = wanted.get("version") or ""
-    least = driver_rules.minimum_for_cuda(cuda) if cuda and version else None
+    least = rules.minimum_for_cuda(cuda) if cuda and version else None
     if not least:
         return []
     subject, evidence = f"CUDA {cuda}", {"cuda": cuda, "driver": version, "minimum": least}
-    if driver_rules.numbers(version) >= driver_rules.numbers(least):
+    if rules.numbers(version) >= rules.numbers(least):
         message = f"The driver {version} is new enough: {least} is the least."
         return [Verdict("driver.toolkit_minimum", "pass", LAYER, subject, message, evidence)]
     message = f"It needs a driver from {least} on, and the profile pins {version}."
@@ -211,7 +211,7 @@ def _secure_boot(report: Mapping[str, Any], wanted: Mapping[str, Any]) -> Verdic
 def headers_package(report: Mapping[str, Any], kernel: str) -> str:
     """Return the package that holds the headers of a kernel on this system."""
     system = report["os"]["id"]
-    return f"kernel-devel-{kernel}" if system in (*driver_rules.RHEL_LIKE, "fedora") else f"linux-headers-{kernel}"
+    return f"kernel-devel-{kernel}" if system in (*rules.RHEL_LIKE, "fedora") else f"linux-headers-{kernel}"
 
 
 def _headers(report: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[Verdict]:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+from ..child import ChildError, Outcome, child_failed, run_probe, source_of
+from ..verdicts import Verdict
 from . import (
     operation_child,
     operation_flashinfer_allreduce_fusion,
@@ -22,8 +24,6 @@ from . import (
     operation_sgl_rmsnorm,
     operation_symmetric_memory,
 )
-from .child import ChildError, Outcome, child_failed, run_probe, source_of
-from .verdicts import Verdict
 
 LAYER = "stack"
 

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+from ..abi.demangle import demangle
+from ..abi.judge import is_driver
+from ..child import ChildError, Outcome, child_failed, run_probe
+from ..verdicts import Verdict
 from . import import_child
-from .abi_verdicts import is_driver
-from .child import ChildError, Outcome, child_failed, run_probe
-from .demangle import demangle
-from .verdicts import Verdict
 
 LAYER = "stack"
 

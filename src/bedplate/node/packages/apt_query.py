@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from .verdicts import Verdict
+from ..verdicts import Verdict
 
 TIMEOUT_S = 60.0  # of one query; apt-get -s takes 1 s, more on a slow disk with a cold cache
 LOCKS = ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock")

@@ -22,16 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .abi_verdicts import (
-    DRIVER_LIBRARIES,
-    LAYER,
-    SONAME,
-    Context,
-    ExportIndex,
-    Findings,
-    is_driver,
-    verdicts_of,
-)
+from ..verdicts import Verdict, worst
 from .demangle import demangle, nearest_of, source_token
 from .elf import STB_WEAK, ElfError, ElfFile, Symbol
 from .installed import (
@@ -43,8 +34,8 @@ from .installed import (
     is_module,
     shared_objects,
 )
+from .judge import DRIVER_LIBRARIES, LAYER, SONAME, Context, ExportIndex, Findings, is_driver, verdicts_of
 from .loader import Library, Loader, SystemLibraries
-from .verdicts import Verdict, worst
 
 _FIRST_SCOPE = re.compile(r"_Z(?:T[VTIS]|GV|GR)?N[KVrRO]*(?P<scope>S[tabsiod]|\d+)")
 

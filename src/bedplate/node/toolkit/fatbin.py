@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from .elf import PT_LOAD, Buffer, ElfFile
+from ..abi.elf import PT_LOAD, Buffer, ElfFile
 
 MAGIC = 0xBA55ED50
 KIND_PTX, KIND_ELF = 1, 2

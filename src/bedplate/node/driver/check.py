@@ -10,8 +10,8 @@ import re
 from typing import Any
 
 from . import initramfs, kernel_modules, modprobe_config, package_state, secure_boot
-from .driver_judge import judge
-from .driver_preflight import preflight, wait_for_users
+from .judge import judge
+from .preflight import preflight, wait_for_users
 from .sysroot import Sysroot
 
 __all__ = ["inspect", "judge", "preflight", "wait_for_users"]

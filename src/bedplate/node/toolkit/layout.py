@@ -23,10 +23,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .child import read_environment
-from .durable import StateError, discard_tree, is_real_dir, make_dir, switch_link, sync_filesystem, write_atomic
-from .toolkit_releases import COMPONENTS, expected_components, packages, short, version_json_key
-from .toolkit_wheels import components_of, select
+from ..child import read_environment
+from ..state.durable import StateError, discard_tree, is_real_dir, make_dir, switch_link, sync_filesystem, write_atomic
+from .releases import COMPONENTS, expected_components, packages, short, version_json_key
+from .wheels import components_of, select
 
 TARGET = "targets/x86_64-linux"
 MANIFEST = "bedplate-manifest.json"

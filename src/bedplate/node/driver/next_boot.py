@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .driver_sources import LAYER, SUBJECT, Sources, main_module
+from ..verdicts import Verdict
 from .secure_boot import insists
-from .verdicts import Verdict
+from .sources import LAYER, SUBJECT, Sources, main_module
 
 # CUDA needs these two; the others (modeset, drm, peermem) are of displays and of RDMA.
 NEEDED_MODULES = ("nvidia", "nvidia_uvm")

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable, Protocol
 
+from ..verdicts import Verdict
 from .demangle import Signature, demangle, differing, split_signature
 from .elf import Symbol
 from .installed import Torch
-from .verdicts import Verdict
 
 LAYER = "stack"
 

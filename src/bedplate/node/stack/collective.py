@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ..child import ChildError, Outcome, child_failed, run_probe
+from ..verdicts import Verdict
 from . import rank_child
-from .child import ChildError, Outcome, child_failed, run_probe
-from .verdicts import Verdict
 
 LAYER = "stack"
 STDERR_LIMIT = 16000  # characters of the ranks' tracebacks kept as evidence

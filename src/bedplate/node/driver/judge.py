@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import cuda_start, driver_next_boot, driver_rules
-from .driver_sources import LAYER, SUBJECT, Sources, changed_by, main_module, sources_of
+from ..verdicts import Verdict
+from . import cuda_start, next_boot, rules
 from .modprobe_config import canonical, same_value
 from .secure_boot import insists
-from .verdicts import Verdict
+from .sources import LAYER, SUBJECT, Sources, changed_by, main_module, sources_of
 
 NVML_MISMATCH = 18  # nvml.h, NVML_ERROR_LIB_RM_VERSION_MISMATCH
 
@@ -43,7 +43,7 @@ def judge(
     return [
         *_versions(report, wanted, sources, nvml or {}, expected_gpus),
         *_flavour(report, wanted),
-        *driver_next_boot.judge(report, wanted, sources),
+        *next_boot.judge(report, wanted, sources),
         *_parameters(report, wanted),
         *(cuda_start.judge(cuda, report["parameters"]["live"]) if cuda else []),
         *_upgrades(report, wanted),
@@ -200,7 +200,7 @@ def _why_not_loaded(report: Mapping[str, Any], expected_gpus: int | None) -> tup
 
 def _flavour(report: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[Verdict]:
     """Return whether the modules are the open or the proprietary ones, as wanted and as the GPUs need."""
-    open_only = driver_rules.open_only(report["gpus"])
+    open_only = rules.open_only(report["gpus"])
     flavour = wanted.get("flavour") or ("open" if open_only else "")
     if not flavour:
         return []

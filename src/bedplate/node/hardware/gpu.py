@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..child import run_probe
+from ..verdicts import Verdict
 from . import nvml_child
-from .child import run_probe
-from .verdicts import Verdict
 
 LAYER = "driver"
 SUBJECT = "GPUs"

@@ -11,8 +11,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from ..verdicts import Verdict
 from .pci import short_bus_id
-from .verdicts import Verdict
 
 LAYER = "node"
 

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from ..child import run_probe
+from ..verdicts import Verdict
 from . import cuda_child
-from .child import run_probe
-from .driver_sources import LAYER
 from .modprobe_config import same_value
-from .verdicts import Verdict
+from .sources import LAYER
 
 SUBJECT = "cuInit"
 # Seconds. Without the persistence daemon starting eight GPUs takes about ten.

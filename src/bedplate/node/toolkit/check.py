@@ -17,13 +17,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from . import toolkit_child, toolkit_extension_child
-from .child import run_probe
-from .elf import ElfError, ElfFile
-from .toolkit_fatbin import FatbinError, cubins
-from .toolkit_layout import damage, read_versions
-from .toolkit_releases import expected_components, short, support, version_json_key
-from .verdicts import Verdict
+from ..abi.elf import ElfError, ElfFile
+from ..child import run_probe
+from ..verdicts import Verdict
+from . import compile_child, extension_child
+from .fatbin import FatbinError, cubins
+from .layout import damage, read_versions
+from .releases import expected_components, short, support, version_json_key
 
 LAYER = "toolkit"
 STEP_S = 120.0  # for each of: nvcc, the program, the kernel on all GPUs. An idle node needs about 2 s for all three
@@ -412,7 +412,7 @@ def _program(
     """Compile, look into the file, run."""
     library = os.path.join(path, "lib64", "libcudart.so")
     outcome = run_probe(
-        toolkit_child,
+        compile_child,
         {
             "path": path,
             "arch": list(architectures),
@@ -456,7 +456,7 @@ def _machine_code(program: str, architectures: Sequence[int]) -> Verdict:
     wanted = sorted(set(architectures))
     try:
         elf = ElfFile(base64.b64decode(program, validate=True), "probe")
-        found = sorted(cubins(elf, toolkit_child.KERNEL.encode()))
+        found = sorted(cubins(elf, compile_child.KERNEL.encode()))
     except (ElfError, FatbinError, binascii.Error) as error:
         message = f"The program that nvcc made cannot be read: {error}."
         action = "Look at the disk, and at bin/fatbinary and the linker of this node."
@@ -577,9 +577,7 @@ def _extension(
         "arch": list(architectures),
         "host_compiler": wanted.get("host_compiler", ""),
     }
-    outcome = run_probe(
-        toolkit_extension_child, config, python=python, timeout_s=timeout_s, environment=environment, user=user
-    )
+    outcome = run_probe(extension_child, config, python=python, timeout_s=timeout_s, environment=environment, user=user)
     found = outcome.result if isinstance(outcome.result, dict) else {}
     evidence = {**found, "elapsed_s": outcome.elapsed_s, "stage": outcome.stages.get("extension", "")}
     if "skipped" in found:

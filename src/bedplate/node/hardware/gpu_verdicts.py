@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..verdicts import Verdict
 from . import xid
 from .pci import short_bus_id
-from .verdicts import Verdict
 
 LAYER = "node"
 SUBJECT = "GPUs"

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from ..verdicts import Verdict, failing, sentence
 from .apt_preview import preview
 from .apt_query import (
     LOCKS,
@@ -36,7 +37,6 @@ from .apt_query import (
     simulate,
     upstream,
 )
-from .verdicts import Verdict, failing, sentence
 
 __all__ = ["assert_installed", "assert_pinned", "candidates", "installed", "judge", "perform", "resolve", "simulate"]
 

@@ -1,0 +1,1 @@
+"""The NVIDIA driver of a node: before a change, after it, and as the next boot will find it."""

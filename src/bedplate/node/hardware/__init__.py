@@ -1,0 +1,1 @@
+"""The GPUs and what is around them: NVML, the PCI bus, the kernel's log."""

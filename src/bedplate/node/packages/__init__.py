@@ -1,0 +1,1 @@
+"""Exact package transactions through the system's package manager."""

@@ -1,0 +1,1 @@
+"""The Python stack at work: imports, operations, collectives."""
