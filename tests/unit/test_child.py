@@ -156,32 +156,110 @@ int main(void) {
 """
 
 
-def test_what_is_in_uninterruptible_sleep_is_found_without_reading_its_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "stuck.c").write_text(STUCK)
-    subprocess.run(["cc", "-o", tmp_path / "stuck", tmp_path / "stuck.c"], check=True)
-    read: list[str] = []
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ids of the processes whose environment was read."""
+    pids: list[int] = []
     real = Path.read_bytes
 
     def read_bytes(path: Path) -> bytes:
         if path.name == "environ":
-            read.append(path.parent.name)
+            pids.append(int(path.parent.name))
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    return pids
+
+
+@pytest.fixture
+def stuck(tmp_path: Path) -> str:
+    """A program that goes to uninterruptible sleep."""
+    (tmp_path / "stuck.c").write_text(STUCK)
+    subprocess.run(["cc", "-o", tmp_path / "stuck", tmp_path / "stuck.c"], check=True)
+    return str(tmp_path / "stuck")
+
+
+START_STUCK = """
+process = subprocess.Popen([{!r}], start_new_session={})
+while open(f"/proc/{{process.pid}}/stat").read().rpartition(")")[2].split()[0] != "D":
+    time.sleep(0.01)
+answer(process.pid)
+"""
+
+
+def test_what_is_in_uninterruptible_sleep_is_found_without_reading_its_memory(
+    tmp_path: Path, read: list[int], stuck: str
+) -> None:
+    outcome = run(tmp_path, START_STUCK.format(stuck, False))
+    assert outcome.left_processes >= 1
+    assert outcome.result not in read
+    assert not alive(outcome.result)
+
+
+def test_what_is_in_uninterruptible_sleep_elsewhere_is_not_read(tmp_path: Path, read: list[int], stuck: str) -> None:
+    """Its child, which has the same environment and sleeps as anybody does, gives it away."""
+    outcome = run(tmp_path, START_STUCK.format(stuck, True))
+    assert read
+    assert outcome.result not in read
+    assert not alive(outcome.result)
+
+
+def test_nobody_is_read_who_cannot_be_the_probes(tmp_path: Path, read: list[int]) -> None:
+    """Not what ran before it, and not what is in its session, which is known to be its own."""
+    before = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    time.sleep(0.05)  # the kernel counts in hundredths of a second
+    try:
+        outcome = run(tmp_path, "pid = os.fork()\nif pid == 0:\n    time.sleep(60)\nanswer(pid)")
+        assert outcome.left_processes == 1
+        assert not {before.pid, os.getpid(), outcome.result} & set(read)
+        assert before.poll() is None
+    finally:
+        before.kill()
+        before.wait()
+
+
+@as_root
+def test_other_users_are_not_read(tmp_path: Path, read: list[int]) -> None:
+    body = "os.path.exists('go') or time.sleep(0.5)\nanswer(1)"
+    noise = subprocess.Popen(["sh", "-c", "while :; do setsid sleep 0.4; done"])
+    try:
+        assert run(tmp_path, body, user="nobody", python="/usr/bin/python3").result == 1
+        assert not read
+        assert run(tmp_path, body).result == 1
+        assert read  # of the same user, since the probe, in a session of its own: only its environment tells
+    finally:
+        noise.kill()
+        noise.wait()
+
+
+def test_an_environment_that_cannot_be_read_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is locked for ever, by a call into a driver that does not come back. Here the reading sleeps."""
+    read: list[int] = []
+    real = Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        if path.name == "environ" and "stuck-one" in Path(path.parent, "cmdline").read_text():
+            read.append(int(path.parent.name))
+            time.sleep(8)
         return real(path)
 
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
     outcome = run(
         tmp_path,
-        f"""
-        process = subprocess.Popen([{str(tmp_path / "stuck")!r}])
-        while open(f"/proc/{{process.pid}}/stat").read().rpartition(")")[2].split()[0] != "D":
-            time.sleep(0.01)
-        answer(process.pid)
+        """
+        command = [sys.executable, "-c", "import time; time.sleep(60)"]
+        pids = [subprocess.Popen([*command, name], start_new_session=True).pid for name in ("stuck-one", "other")]
+        time.sleep(0.3)
+        answer(pids)
         """,
     )
-    assert outcome.left_processes >= 1
-    assert str(outcome.result) not in read
-    assert not alive(outcome.result)
+    stuck, other = outcome.result
+    try:
+        assert outcome.elapsed_s < 5
+        assert read == [stuck]  # and not again in the next round
+        assert not alive(other)
+    finally:
+        os.kill(stuck, 9)
 
 
 def test_closed_pipes_do_not_end_the_wait(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ import signal
 import stat
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ TERM_GRACE_S = 2.0  # from SIGTERM to SIGKILL
 KILL_GRACE_S = 5.0  # from SIGKILL to giving up on a process in uninterruptible sleep
 POLL_S = 0.02
 WATCH_S = 0.5  # from one look at the memory of all processes to the next
+READ_S = 1.0  # for the environments of processes that may be the probe's
 MARK = "BEDPLATE_PROBE"  # a variable whose value finds processes that left the session
 PREFIX = "bedplate-probe-"  # of the private directories
 
@@ -203,7 +205,7 @@ def run_probe(
         if why == "time":
             _signal_session(process.pid, signal.SIGTERM)
             _wait(process, output, time.monotonic() + TERM_GRACE_S)
-        left = _kill_rest(process, output, mark)
+        left = _kill_rest(process, output, mark, account.pw_uid if account else os.geteuid())
         elapsed = time.monotonic() - began
         output.close()
         code = process.returncode
@@ -277,9 +279,13 @@ def _remove_stale() -> None:
     namespace, _, _ = _owner().split("-")
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}{namespace}-*-*-*"):
         pid, started = path.name[len(PREFIX) :].split("-")[1:3]
-        if not pid.isdigit() or _stat(int(pid))[START_TIME] == started:
+        if not (pid.isdigit() and started.isdigit()) or _stat(int(pid))[START_TIME] == started:
             continue
-        for left in _marked(path.name, 0):
+        try:
+            owner = path.lstat().st_uid
+        except OSError:  # somebody else has just removed it
+            continue
+        for left in _marked(path.name, None, int(started), owner, set()):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(left, signal.SIGKILL)
         shutil.rmtree(path, ignore_errors=True)
@@ -367,19 +373,25 @@ def _held_bytes(session: int) -> int:
     return total
 
 
-def _kill_rest(process: subprocess.Popen[bytes], output: _Output, mark: str) -> int:
+def _kill_rest(process: subprocess.Popen[bytes], output: _Output, mark: str, user: int) -> int:
     """Kill what is left of the session and of its marked descendants, reap the process, count the others."""
-    others = {pid for pid in _marked(mark, process.pid) if pid != process.pid}
+    # It has not been reaped, so its id, which is the session's, is nobody else's yet.
+    started, unread = int(_stat(process.pid)[START_TIME]), set[int]()
+
+    def marked() -> set[int]:
+        return _marked(mark, process.pid, started, user, unread)
+
+    others = marked() - {process.pid}
     _signal_session(process.pid, signal.SIGKILL)
     # Whatever forks while it is being killed is found in the next round.
     for _ in range(10):
-        marked = _marked(mark, process.pid)
-        if not marked:
+        running = marked()
+        if not running:
             break
-        for pid in marked:
+        for pid in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        others |= {pid for pid in marked if pid != process.pid}
+        others |= running - {process.pid}
         output.read(POLL_S)
     _wait(process, output, time.monotonic() + KILL_GRACE_S)
     process.poll()  # reaps it; returncode stays None when even SIGKILL could not end it
@@ -404,27 +416,59 @@ def _processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def _marked(mark: str, session: int) -> list[int]:
-    """Return the ids of the running processes that carry the mark in their environment, or are of the session.
+def _marked(mark: str, session: int | None, since: int, user: int, unread: set[int]) -> set[int]:
+    """Return the ids of the running processes of a probe: those in its session, and those that carry its mark.
 
-    Reading an environment takes the lock of the process's memory, which one that is stuck in the driver may
-    hold for ever. So nobody in uninterruptible sleep is read; of those, the ones in the session are found.
+    session: the probe's, None when that is not known. since: what started before cannot be the probe's; clock ticks
+    since boot. user: the numeric id of its user. unread: processes that did not let themselves be read; they
+    are not tried, and new ones are added.
+
+    Only what left the session is asked for the mark. Reading an environment takes the lock of the process's memory,
+    which one that is stuck in the driver may hold for ever: so nobody in uninterruptible sleep is read, and the
+    others have ``READ_S`` together.
     """
-    wanted = f"{MARK}={mark}".encode()
-    found = []
+    found: set[int] = set()
+    others: list[int] = []
     for pid in _processes():
-        stat_fields = _stat(pid)
-        if stat_fields[STATE] in ("Z", "X", ""):
+        fields = _stat(pid)
+        if fields[STATE] in ("Z", "X", ""):
             continue
-        if stat_fields[STATE] == "D":
-            if stat_fields[SESSION] == str(session):
-                found.append(pid)
-            continue
+        if fields[SESSION] == str(session):
+            found.add(pid)
+        elif fields[STATE] != "D" and int(fields[START_TIME]) >= since and pid not in unread and _user(pid) == user:
+            others.append(pid)
+    return found | _carrying(mark, others, unread)
+
+
+def _user(pid: int) -> int | None:
+    """Return the effective user id of a process, None when it is gone. Source: proc_pid_status(5), Uid."""
+    for line in _read(Path("/proc", str(pid), "status")).splitlines():
+        if line.startswith("Uid:"):
+            return int(line.split()[2])
+    return None
+
+
+def _carrying(mark: str, pids: list[int], unread: set[int]) -> set[int]:
+    """Return those of the processes that carry the mark; the arguments are as for ``_marked``."""
+    wanted = f"{MARK}={mark}".encode()
+    found: set[int] = set()
+
+    def ask(pid: int) -> None:
         # Gone in between, or somebody else's and the caller is not root.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             if wanted in Path("/proc", str(pid), "environ").read_bytes().split(b"\0"):
-                found.append(pid)
-    return found
+                found.add(pid)
+
+    # One thread each, so that one which does not come back hides no other, and none keeps this process from ending.
+    threads = {pid: threading.Thread(target=ask, args=(pid,), daemon=True) for pid in pids}
+    for thread in threads.values():
+        thread.start()
+    deadline = time.monotonic() + READ_S
+    for pid, thread in threads.items():
+        thread.join(max(0.0, deadline - time.monotonic()))
+        if thread.is_alive():
+            unread.add(pid)
+    return found - unread
 
 
 def _signal_session(leader: int, number: signal.Signals) -> None:
