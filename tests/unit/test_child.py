@@ -218,6 +218,24 @@ def test_nobody_is_read_who_cannot_be_the_probes(tmp_path: Path, read: list[int]
         before.wait()
 
 
+def test_a_process_that_ends_while_it_is_looked_at_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading a file of /proc that was opened before its process ended gives ESRCH."""
+    process = subprocess.Popen(["sleep", "60"])
+    assert child._user(process.pid) == os.geteuid()
+    real = Path.read_text
+
+    def read_text(path: Path, **kwargs: str) -> str:
+        with path.open() as stream:
+            process.kill()
+            process.wait()
+            return stream.read()
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert child._user(process.pid) is None
+    monkeypatch.setattr(Path, "read_text", real)
+    assert child._user(process.pid) is None
+
+
 @as_root
 def test_other_users_are_not_read(tmp_path: Path, read: list[int]) -> None:
     body = "os.path.exists('go') or time.sleep(0.5)\nanswer(1)"

@@ -442,9 +442,10 @@ def _marked(mark: str, session: int | None, since: int, user: int, unread: set[i
 
 def _user(pid: int) -> int | None:
     """Return the effective user id of a process, None when it is gone. Source: proc_pid_status(5), Uid."""
-    for line in _read(Path("/proc", str(pid), "status")).splitlines():
-        if line.startswith("Uid:"):
-            return int(line.split()[2])
+    with contextlib.suppress(OSError):  # it ended before the file was opened, or after that
+        for line in Path("/proc", str(pid), "status").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("Uid:"):
+                return int(line.split()[2])
     return None
 
 
