@@ -280,21 +280,7 @@ def test_without_torch_and_without_the_backend_it_is_unavailable(tiny: Path, tmp
 
 @pytest.fixture
 def as_nccl(tiny: Path, tmp_path: Path) -> Path:
-    """A tiny torch that takes "nccl" for its transport and says that it sees two GPUs."""
-    generation = tiny_stack.make_generation(tmp_path / "nccl", tiny)
-    torch = tiny_stack.site_packages(generation) / "torch"
-    for name, old, new in (
-        ("distributed.py", "    return False", "    return True"),
-        ("distributed.py", 'if backend != "gloo"', 'if backend != "nccl"'),
-        ("cuda.py", "    return 0", "    return 2"),
-        ("__init__.py", 'if device != "cpu"', "if False"),
-    ):
-        text = (torch / name).read_text()
-        assert old in text
-        (torch / name).write_text(text.replace(old, new))
-    with (torch / "cuda.py").open("a") as stream:
-        stream.write("\n\ndef set_device(index):\n    pass\n\n\ndef synchronize():\n    pass\n")
-    return generation
+    return tiny_stack.take_nccl(tiny_stack.make_generation(tmp_path / "nccl", tiny))
 
 
 def test_bandwidth_is_judged_for_nccl_only(as_nccl: Path, good: Path) -> None:
@@ -427,11 +413,16 @@ def test_which_gpus_are_stuck() -> None:
         {"index": 3, "error": {"code": 15, "name": "GPU_IS_LOST", "text": "GPU is lost"}},
         {"index": 4, "utilization": 0, "processes": [], "recovery_action": "gpu-reset"},
         {"index": 5, "utilization": None, "processes": None, "recovery_action": None},
+        {"index": 6, "utilization": 100, "processes": None, "recovery_action": None},
+        {"index": 7, "utilization": 0, "processes": None, "recovery_action": None},
+        {"index": 8, "utilization": None, "processes": [], "recovery_action": None},
     ]
     assert busy_gpus({"error": None, "gpus": gpus}) == [
         "GPU 1 is at 100 % with no process",
         "GPU 3 answers GPU_IS_LOST: GPU is lost",
         "the driver asks for gpu-reset of GPU 4",
+        "GPU 5 tells neither whether it works nor for whom",
+        "GPU 6 is at 100 % and does not tell for whom",
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import pwd
@@ -16,6 +17,7 @@ import pynvml
 import pytest
 import tiny_stack
 import yaml
+from host_tree import HostTree
 
 import bedplate_gpu_info
 import bedplate_verify
@@ -129,6 +131,90 @@ def test_a_busy_node_is_left_in_peace(verify: Run, good: Path, tmp_path: Path) -
     assert ("collective.ok", "pass") in codes(verify(**{**options, "operations": []}, collective_when="always"))
     (descriptors / "3").unlink()
     assert ("collective.ok", "pass") in codes(verify(**{**options, "operations": []}, collective_when="idle"))
+
+
+@pytest.fixture(scope="module")
+def fakegpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("fakegpu")
+    subprocess.run(["make", "-s", "-C", str(ROOT / "tests" / "fakegpu"), f"OUT={out}"], check=True)
+    return out
+
+
+@pytest.fixture
+def gpus(fakegpu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """NVML is the fake of tests/fakegpu; return its configuration file, which may be changed while a check runs."""
+    module = importlib.import_module("ansible.module_utils.bedplate.hardware.gpu")
+    config, real = tmp_path / "fakegpu.conf", module.query
+    config.write_text("count=8\n")
+    environment = {"LD_LIBRARY_PATH": str(fakegpu), "FAKEGPU_CONF": str(config)}
+    monkeypatch.setattr(module, "query", lambda tools: real(tools, environment=environment))
+    return config
+
+
+NCCL = {**STACK, "collective": {"backend": "nccl", "max_bytes": 64, "ranks": [2]}, "imports": []}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("\n".join(f"error.nvmlDeviceGet{kind}RunningProcesses=3" for kind in ("Compute", "Graphics")), "not tell"),
+        ("gpu.3.process=4242", "a process (pid 4242) uses GPU 3"),
+    ],
+    ids=["unknown", "a process out of sight"],
+)
+def test_gpus_that_may_be_in_use_are_left_in_peace(
+    verify: Run, good: Path, gpus: Path, tmp_path: Path, config: str, words: str
+) -> None:
+    gpus.write_text(f"count=8\n{config}\n")
+    options = {**STACK, "generation": str(good), "operations": ["gemm"], "sysroot": str(tmp_path)}
+    result = verify(**options, collective_when="idle")
+    skipped = {code: v["message"] for v in result["verdicts"] if (code := v["code"]).endswith(".unavailable")}
+    assert skipped.keys() == {"operation.unavailable", "collective.unavailable"}
+    assert all(words in message and "bedplate_verify_collective=true" in message for message in skipped.values())
+    # Asked for by name, it runs.
+    assert ("collective.ok", "pass") in codes(verify(**{**options, "operations": []}, collective_when="always"))
+
+
+def test_the_gpus_are_counted_again_after_they_had_work(verify: Run, tiny: Path, gpus: Path, tmp_path: Path) -> None:
+    """GPU 3 falls off the bus in the first all-reduce, as one whose power does not suffice, and leaves its Xid."""
+    generation = tiny_stack.take_nccl(tiny_stack.make_generation(tmp_path / "g", tiny))
+    tree = HostTree(tmp_path / "root")
+    options = {**NCCL, "generation": str(generation), "sysroot": str(tree.root)}
+    assert ("gpu.after_load", "pass") in codes(verify(**options))
+    path = tiny_stack.site_packages(generation) / "torch" / "distributed.py"
+    text, mark = path.read_text(), '    """Replace the elements on every rank by the sum over all ranks."""\n'
+    assert mark in text
+    kmsg = "2,9,99000000,-;NVRM: Xid (PCI:0000:31:00): 79, GPU has fallen off the bus.\n"
+    fault = f"    open({str(gpus)!r}, 'w').write('gpu.3.error=15\\n')\n"
+    fault += f"    open({str(tree.root / 'dev/kmsg')!r}, 'w').write({kmsg!r})\n"
+    path.write_text(text.replace(mark, mark + fault))
+    gpus.write_text("count=8\n")
+    result = verify(**options)
+    (verdict,) = [v for v in result["verdicts"] if v["code"] == "gpu.after_load"]
+    assert result["msg"].startswith("GPU 0000:31:00.0: It answered before it had work, and now it answers NVML_ERR")
+    assert (verdict["status"], verdict["layer"]) == ("needs-reboot", "node")
+    assert [entry["xid"] for entry in verdict["evidence"]["xids"]] == [79]
+    assert ("collective.ok", "pass") in codes(result)
+
+
+def test_gpus_that_had_no_work_are_not_counted_again(verify: Run, good: Path, gpus: Path) -> None:
+    """Sums over gloo are the CPU's, and an operation that finds no GPU was none."""
+    assert gpus.exists()
+    result = verify(generation=str(good), operations=["gemm"], **{**STACK, "imports": []})
+    assert ("collective.ok", "pass") in codes(result)
+    assert "gpu.after_load" not in {code for code, _ in codes(result)}
+
+
+def test_nvml_is_asked_once_by_all_checks(verify: Run, good: Path, gpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("ansible.module_utils.bedplate.hardware.gpu")
+    asked: list[str] = []
+    real = module.query
+    monkeypatch.setattr(module, "query", lambda tools: (asked.append(tools), real(tools))[1])
+    assert gpus.exists()
+    options = {**STACK, "layers": ["driver", "stack"], "expect": {"gpus": 8}, "imports": []}
+    result = verify(generation=str(good), collective_when="idle", **options)
+    assert {("gpu.count", "pass"), ("collective.ok", "pass")} <= set(codes(result))
+    assert len(asked) == 1
 
 
 def test_a_generation_without_an_interpreter_is_broken_and_not_absent(verify: Run, tmp_path: Path) -> None:

@@ -42,6 +42,23 @@ def make_generation(root: Path, tiny: Path, torch: str = "2.9.1+tiny", kernel: s
     return root
 
 
+def take_nccl(generation: Path) -> Path:
+    """Have the tiny torch of a generation take "nccl" for its transport, and say that it sees two GPUs; return it."""
+    torch = site_packages(generation) / "torch"
+    for name, old, new in (
+        ("distributed.py", "    return False", "    return True"),
+        ("distributed.py", 'if backend != "gloo"', 'if backend != "nccl"'),
+        ("cuda.py", "    return 0", "    return 2"),
+        ("__init__.py", 'if device != "cpu"', "if False"),
+    ):
+        text = (torch / name).read_text()
+        assert old in text
+        (torch / name).write_text(text.replace(old, new))
+    with (torch / "cuda.py").open("a") as stream:
+        stream.write("\n\ndef set_device(index):\n    pass\n\n\ndef synchronize():\n    pass\n")
+    return generation
+
+
 def site_packages(root: Path) -> Path:
     """Return the directory of the generation's packages."""
     (site,) = (root / "venv" / "lib").glob("python3*/site-packages")

@@ -71,9 +71,6 @@ CODES: dict[str, CodeInfo] = {
         True,
         statuses=("fail", "needs-reboot", "inconclusive"),
     ),
-    "gpu.driver_version": CodeInfo(
-        "The driver version that NVML reports, against the profile's.", True, statuses=_CHECKED
-    ),
     # gpu.*: the GPUs as devices (hardware/); no software makes them whole again
     "gpu.hardware_error": CodeInfo(
         "A GPU answers NVML with an error of its own: lost, reset required, no power, damaged board data.",
@@ -153,6 +150,12 @@ CODES: dict[str, CodeInfo] = {
         "Whether a GPU is fully busy although no process uses it.",
         False,
         statuses=("pass", "needs-reset", "skipped"),
+        layers=_NODE,
+    ),
+    "gpu.after_load": CodeInfo(
+        "Whether each GPU still answers after operations and collective ran on it.",
+        False,
+        statuses=("pass", "needs-reboot"),
         layers=_NODE,
     ),
     "gpu.throttle": CodeInfo(

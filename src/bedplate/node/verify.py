@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ from .stack.collective import busy_gpus, check_collective
 from .stack.imports import check_imports
 from .stack.operations import check_operations
 from .toolkit import check as toolkit
-from .verdicts import Verdict, blame, simulated
+from .verdicts import Verdict, blame, simulated, worst
+
+Nvml = Callable[[], Mapping[str, Any]]
 
 # What is said of a layer that is not verified: never "pass".
 _NOT_MANAGED = {
     "driver": "Nothing says which driver this node must have.",
     "toolkit": "Nothing says which CUDA toolkit this node must have.",
 }
+_NOT_IDLE = "To run it beside that: bedplate_verify_collective=true."
 _SIMULATED_KERNEL = "This node simulates its GPUs, and its kernel is not that of a GPU node."
 
 
@@ -36,24 +40,32 @@ def verify(options: Mapping[str, Any]) -> list[Verdict]:
     """
     layers, checks = options["layers"], options["checks"]
     verdicts: list[Verdict] = []
+
+    @cache  # asked once, when the first check needs it
+    def nvml() -> dict[str, Any]:
+        return gpu.query(options["tools"])
+
     if "driver" in layers:
-        verdicts += _driver(options, checks)
+        verdicts += _driver(options, checks, nvml)
     if "toolkit" in layers and "toolkit" in checks:
         verdicts += _toolkit(options)
     if "stack" in layers:
-        verdicts += _stack(options, checks)
+        verdicts += _stack(options, checks, nvml)
     verdicts = blame(verdicts, [Verdict.from_dict(verdict) for verdict in options["baseline"]])
     if options["simulated"]:
         verdicts = simulated(verdicts)
     return verdicts
 
 
-def _driver(options: Mapping[str, Any], checks: list[str]) -> list[Verdict]:
+def _has_kernel(options: Mapping[str, Any]) -> bool:
+    """Tell whether the kernel here is the node's: a container shows that of the machine it runs on."""
+    return not (options["simulated"] and options["sysroot"] == "/")
+
+
+def _driver(options: Mapping[str, Any], checks: list[str], nvml: Nvml) -> list[Verdict]:
     """Return the verdicts of the driver, the GPUs and the host they sit in."""
     root, expect = options["sysroot"], options["expect"]
-    # A container shows the kernel of the machine it runs on: judging that would be about another machine.
-    has_kernel = not (options["simulated"] and root == "/")
-    nvml = gpu.query(options["tools"]) if {"driver", "gpus", "node"} & set(checks) else {}
+    has_kernel = _has_kernel(options)
     verdicts: list[Verdict] = []
     if "preflight" in checks and options["driver"] and has_kernel:
         verdicts += _preflight(options)
@@ -70,16 +82,16 @@ def _driver(options: Mapping[str, Any], checks: list[str]) -> list[Verdict]:
             # Asking CUDA wakes up every GPU, and says nothing where no module is loaded or the GPUs are simulated.
             asks = report["loaded"]["module"] and expect.get("gpus") and not options["simulated"]
             cuda = cuda_start.query() if asks else None
-            verdicts += driver.judge(report, wanted, nvml, expected_gpus=expect.get("gpus"), cuda=cuda)
+            verdicts += driver.judge(report, wanted, nvml(), expected_gpus=expect.get("gpus"), cuda=cuda)
     if "gpus" in checks:
         verdicts += gpu.judge(
-            nvml,
+            nvml(),
             expected_count=expect.get("gpus"),
             expected_ids=expect.get("gpu_ids") or [],
             awaits_boot=any((v.code, v.status) == ("driver.module_not_loaded", "needs-reboot") for v in verdicts),
         )
     if "node" in checks and has_kernel:
-        verdicts += host.judge(host.inspect(root), nvml, expect)
+        verdicts += host.judge(host.inspect(root), nvml(), expect)
     elif "node" in checks:
         verdicts.append(Verdict("gpu.pci_count", "skipped", "node", "GPUs on the bus", _SIMULATED_KERNEL))
     return verdicts
@@ -113,7 +125,7 @@ def _toolkit(options: Mapping[str, Any]) -> list[Verdict]:
     )
 
 
-def _stack(options: Mapping[str, Any], checks: list[str]) -> list[Verdict]:
+def _stack(options: Mapping[str, Any], checks: list[str], nvml: Nvml) -> list[Verdict]:
     """Return the verdicts of the Python stack: absent, broken, or those of its checks."""
     if not options["generation"] or not Path(options["generation"]).is_dir():
         where = (
@@ -131,7 +143,6 @@ def _stack(options: Mapping[str, Any], checks: list[str]) -> list[Verdict]:
         "environment": read_environment(generation / "environment"),
         "user": options["user"],
     }
-    collective = options["collective"]
     verdicts: list[Verdict] = []
     if "imports" in checks:
         verdicts += check_imports(options["imports"], timeout_s=options["import_timeout"], **shared)
@@ -142,25 +153,50 @@ def _stack(options: Mapping[str, Any], checks: list[str]) -> list[Verdict]:
             user=options["user"],
             arch=options["expect"].get("arch") or "",
         )
-    hindered = _hindrance(options, verdicts) if {"operations", "collective"} & set(checks) else ""
-    if "operations" in checks and hindered:
-        for name in options["operations"]:
-            verdicts.append(Verdict("operation.unavailable", "skipped", "stack", name, hindered))
-    elif "operations" in checks:
-        # The GPUs of a simulated node are there for NVML only: torch sees none, and cannot.
-        gpus = None if options["simulated"] else options["expect"].get("gpus")
-        timeout = options["operation_timeout"]
-        verdicts += check_operations(options["operations"], timeout_s=timeout, gpus=gpus, **shared)
-    if "collective" in checks:
-        if hindered:
-            subject = f"all-reduce {collective['backend']}"
-            verdicts.append(Verdict("collective.unavailable", "skipped", "stack", subject, hindered))
-        else:
-            verdicts += check_collective(collective, busy=lambda: busy_gpus(gpu.query(options["tools"])), **shared)
+    if {"operations", "collective"} & set(checks):
+        verdicts += _work(options, checks, _hindrance(options, verdicts, nvml), shared, nvml)
     return verdicts
 
 
-def _hindrance(options: Mapping[str, Any], verdicts: list[Verdict]) -> str:
+def _work(
+    options: Mapping[str, Any], checks: list[str], hindered: str, shared: Mapping[str, Any], nvml: Nvml
+) -> list[Verdict]:
+    """Return the verdicts of operations and collective, which put work on the GPUs, and of the GPUs after it.
+
+    hindered: why they must not run. shared: what both checks take.
+    """
+    collective = options["collective"] if "collective" in checks else None
+    names = options["operations"] if "operations" in checks else []
+    if hindered:
+        verdicts = [Verdict("operation.unavailable", "skipped", "stack", name, hindered) for name in names]
+        if collective:
+            subject = f"all-reduce {collective['backend']}"
+            verdicts.append(Verdict("collective.unavailable", "skipped", "stack", subject, hindered))
+        return verdicts
+    on_gpus = collective is not None and collective["backend"] == "nccl"
+    before = nvml() if names or on_gpus else None
+    # The GPUs of a simulated node are there for NVML only: torch sees none, and cannot.
+    gpus = None if options["simulated"] else options["expect"].get("gpus")
+    verdicts = check_operations(names, timeout_s=options["operation_timeout"], gpus=gpus, **shared)
+    worked = list(verdicts)
+    if collective:
+        verdicts += check_collective(collective, busy=lambda: busy_gpus(gpu.query(options["tools"])), **shared)
+        worked = verdicts if on_gpus else worked
+    if before and any(v.status != "skipped" for v in worked):
+        verdicts += _after_work(options, before)
+    return verdicts
+
+
+def _after_work(options: Mapping[str, Any], before: Mapping[str, Any]) -> list[Verdict]:
+    """Return the verdicts of counting the GPUs again after they had work; before: NVML's answers from before it."""
+    after = gpu.query(options["tools"])
+    verdicts = gpu.after_load(before, after, ())
+    if worst(verdicts) == "needs-reboot" and _has_kernel(options):
+        verdicts = gpu.after_load(before, after, host.inspect(options["sysroot"])["kernel_log"]["xids"])
+    return verdicts
+
+
+def _hindrance(options: Mapping[str, Any], verdicts: list[Verdict], nvml: Nvml) -> str:
     """Return why operations and collective cannot or must not run now; empty when they may."""
     if any(v.subject == "torch" and v.status == "fail" for v in verdicts):
         return "It did not run, because torch does not import."
@@ -169,10 +205,25 @@ def _hindrance(options: Mapping[str, Any], verdicts: list[Verdict]) -> str:
         if users:
             first = f"{users[0]['comm']} (pid {users[0]['pid']}, {users[0]['user']})"
             more = f" and {len(users) - 1} more" if len(users) > 1 else ""
-            return (
-                f"It did not run, because {first}{more} uses the GPUs. To run it beside that: "
-                "bedplate_verify_collective=true."
-            )
+            return f"It did not run, because {first}{more} uses the GPUs. {_NOT_IDLE}"
+        return _not_idle(nvml()["gpus"])
+    return ""
+
+
+def _not_idle(gpus: Sequence[Mapping[str, Any]]) -> str:
+    """Return why the GPUs of ``gpu.query`` cannot be called idle; empty when nobody uses them.
+
+    NVML knows processes that are not seen from here, such as those outside of this container. A GPU that does not
+    tell of its processes counts as used.
+    """
+    for found in gpus:
+        if "error" in found:
+            continue
+        if found["processes"] is None:
+            return f"It did not run, because GPU {found['index']} does not tell whether a process uses it. {_NOT_IDLE}"
+        if found["processes"]:
+            first = found["processes"][0]
+            return f"It did not run, because a process (pid {first}) uses GPU {found['index']}. {_NOT_IDLE}"
     return ""
 
 

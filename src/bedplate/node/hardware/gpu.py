@@ -12,6 +12,7 @@ from typing import Any
 from ..child import run_probe
 from ..verdicts import Verdict
 from . import nvml_child
+from .pci import short_bus_id
 
 LAYER = "driver"
 SUBJECT = "GPUs"
@@ -102,14 +103,12 @@ def judge(
     *,
     expected_count: int | None,
     expected_ids: Sequence[str] = (),
-    expected_driver_version: str = "",
     awaits_boot: bool = False,
 ) -> list[Verdict]:
     """Return the verdicts for what ``query`` returned.
 
     expected_count: how many GPUs the node must have; None when that is not known, and then nothing is judged.
     expected_ids: the PCI ids, "vendor:device" in lower-case hex, that a GPU may have; none allows all.
-    expected_driver_version: the exact driver version; empty allows all.
     awaits_boot: the driver's files say that its module is loaded by the next boot, so that NVML cannot answer yet.
     """
     if expected_count is None:
@@ -132,9 +131,50 @@ def judge(
     verdicts.append(_count(gpus, expected_count))
     if expected_ids and well:
         verdicts.append(_ids(well, expected_ids))
-    if expected_driver_version:
-        verdicts.append(_driver_version(found["driver_version"], expected_driver_version))
     return verdicts
+
+
+def after_load(before: Mapping[str, Any], after: Mapping[str, Any], xids: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+    """Return the verdicts gpu.after_load: does each GPU that was well before work was put on it still answer?
+
+    A weak power supply or riser, and GPUs that overheat, show under load only, and some leave no Xid
+    (open-gpu-kernel-modules#949, NVSentinel#684). before, after: what ``query`` returned. xids: of the kernel log,
+    as ``host.inspect`` reports them, for the evidence. None where no GPU was well before: there is nothing to compare.
+    """
+    well = {gpu["bus_id"]: gpu for gpu in before["gpus"] if "error" not in gpu}
+    if before["error"] or not well:
+        return []
+    now = {gpu.get("bus_id"): gpu for gpu in after["gpus"]}
+    # One that failed in its first call has no bus id; while the number is the same, its place in NVML's order tells.
+    if len(after["gpus"]) == len(before["gpus"]):
+        now.update({old.get("bus_id"): new for old, new in zip(before["gpus"], after["gpus"]) if "bus_id" not in new})
+    action = (
+        "Look at the GPU's power, riser and temperature, and at `dmesg`; reboot, and let the node stand this check "
+        "before it works again."
+    )
+    verdicts = []
+    for bus_id, gpu in well.items():
+        if bus_id not in now and after["error"]:
+            continue
+        found = now.get(bus_id, {"error": None})
+        if "error" in found:
+            error = found["error"]
+            how = f"answers {error['name']}: {error['text'].rstrip('.')}" if error else "is not there any more"
+            evidence = {
+                "index": gpu["index"],
+                "error": error,
+                "xids": [dict(entry) for entry in xids if entry["bus_id"] == short_bus_id(bus_id)],
+            }
+            subject, message = f"GPU {short_bus_id(bus_id)}", f"It answered before it had work, and now it {how}."
+            verdicts.append(Verdict("gpu.after_load", "needs-reboot", "node", subject, message, evidence, action))
+    if after["error"]:
+        message = f"NVML answered before the GPUs had work, and now: {after['error']['text'].rstrip('.')}."
+        evidence = {"error": dict(after["error"]), "xids": [dict(entry) for entry in xids]}
+        verdicts.append(Verdict("gpu.after_load", "needs-reboot", "node", SUBJECT, message, evidence, action))
+    if verdicts:
+        return verdicts
+    message = f"All {len(well)} still answer after they had work."
+    return [Verdict("gpu.after_load", "pass", "node", SUBJECT, message, {"bus_ids": sorted(well)})]
 
 
 def _lost(gpu: Mapping[str, Any], *, alone: bool) -> Verdict:
@@ -180,14 +220,3 @@ def _ids(gpus: Sequence[Mapping[str, Any]], expected: Sequence[str]) -> Verdict:
     message = f"GPU {first['index']} is {first['pci_id']} ({first['name']}); expected: {wanted}."
     action = "Use a profile made for these GPUs, or add the id to the profile."
     return Verdict("gpu.ids", "fail", LAYER, SUBJECT, message, evidence, action)
-
-
-def _driver_version(seen: str, expected: str) -> Verdict:
-    """Return the verdict about the driver version."""
-    evidence = {"expected": expected, "seen": seen}
-    if seen == expected:
-        message = f"The driver is {seen}, as the profile pins it."
-        return Verdict("gpu.driver_version", "pass", LAYER, SUBJECT, message, evidence)
-    message = f"The driver is {seen}, and the profile pins {expected}."
-    action = "Install the pinned driver, or use a profile that pins this one."
-    return Verdict("gpu.driver_version", "fail", LAYER, SUBJECT, message, evidence, action)

@@ -150,7 +150,7 @@ def busy_gpus(found: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each GPU of ``gpu.query`` that is stuck: at work for nobody, or not answering.
 
     A GPU at full utilisation that no process uses is how a killed hang leaves it. One that a process uses is
-    that process's business.
+    that process's business. One that does not tell counts as busy: nothing says that it is idle.
     """
     error = found.get("error")
     stuck = error and (error["name"] in ("TIMEOUT", "CRASH") or error["code"] in _STUCK)
@@ -161,8 +161,11 @@ def busy_gpus(found: Mapping[str, Any]) -> list[str]:
             sentences.append(f"{name} answers {gpu['error']['name']}: {gpu['error']['text']}")
         elif (gpu.get("recovery_action") or "none") != "none":
             sentences.append(f"the driver asks for {gpu['recovery_action']} of {name}")
-        elif not gpu.get("processes") and (gpu.get("utilization") or 0) >= STUCK_PERCENT:
-            sentences.append(f"{name} is at {gpu['utilization']} % with no process")
+        elif gpu["processes"] is None and gpu["utilization"] is None:
+            sentences.append(f"{name} tells neither whether it works nor for whom")
+        elif not gpu["processes"] and (gpu["utilization"] or 0) >= STUCK_PERCENT:
+            for_whom = "with no process" if gpu["processes"] is not None else "and does not tell for whom"
+            sentences.append(f"{name} is at {gpu['utilization']} % {for_whom}")
     return sentences
 
 
