@@ -7,7 +7,8 @@ Two kinds of changes to src/bedplate/node/<module>.py, one at a time, each in a 
 - "off": the condition of an ``if`` whose body makes a verdict or a finding becomes False: this detector never speaks;
 - "by hand" (``BY_HAND``): one passage is replaced by another that is wrong in a way that a reader might overlook.
 
-The tests of the module (``TESTS``) run on the copy until the first failure. A mutant whose tests fail, or do not end in
+The tests of the module (``TESTS``) run on the copy until the first failure; only those that run the changed line, where
+any does in its own process (lines_run.py). A mutant whose tests fail, or do not end in
 ``LIMIT_S``, is killed. First the tests must pass on the copy unchanged, or nothing is proved. Exit code 1 when anything
 survived. It takes minutes for each module: it is for the person who changes a detector, not for every commit.
 """
@@ -16,6 +17,8 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -28,6 +31,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 NODE = Path("src/bedplate/node")
 LIMIT_S = 600
+MANY = 150  # tests that are named on a command line; for more the files are
 
 # module: the tests that must notice.
 TESTS = {
@@ -170,6 +174,7 @@ class Mutant:
     module: str
     name: str
     text: str
+    lines: range
 
 
 def off(module: str, source: str) -> list[Mutant]:
@@ -188,8 +193,13 @@ def off(module: str, source: str) -> list[Mutant]:
         raw = source.encode()
         # ``and`` keeps what the condition assigns or asks; the parentheses keep it one expression.
         text = (raw[:start] + b"(False and (" + raw[start:end] + b"))" + raw[end:]).decode()
-        found.append(Mutant(module, f"line {test.lineno}, off: if {ast.unparse(test)[:90]}", text))
+        found.append(Mutant(module, f"line {test.lineno}, off: if {ast.unparse(test)[:90]}", text, lines_of(test)))
     return found
+
+
+def lines_of(test: ast.expr) -> range:
+    """Return the lines of an expression."""
+    return range(test.lineno, (test.end_lineno or test.lineno) + 1)
 
 
 def mutants(module: str) -> list[Mutant]:
@@ -199,20 +209,23 @@ def mutants(module: str) -> list[Mutant]:
     for old, new in BY_HAND.get(module, []):
         if source.count(old) != 1:
             raise SystemExit(f"mutation.py: {module}.py has {source.count(old)} times, and not once: {old!r}")
-        found.append(Mutant(module, f"by hand: {old.strip()[:60]!r} -> {new.strip()[:50]!r}", source.replace(old, new)))
+        first = source[: source.index(old)].count("\n") + 1
+        lines = range(first, first + old.count("\n") + 1)
+        name = f"by hand: {old.strip()[:60]!r} -> {new.strip()[:50]!r}"
+        found.append(Mutant(module, name, source.replace(old, new), lines))
     return found
 
 
-def run_tests(tree: Path, module: str) -> tuple[bool, str]:
-    """Run the tests of a module in a tree; return whether they passed, and the line that says why not."""
-    paths = [f"tests/unit/{name}.py" for name in TESTS[module]]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *paths]
+def run_tests(tree: Path, tests: list[str], *options: str, **environment: str) -> tuple[bool, str]:
+    """Run tests in a tree; return whether they passed, and the line that says why not."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *options, *tests]
     # The private temporary directory takes along what a broken child leaves behind.
     with tempfile.TemporaryDirectory(prefix="bedplate-mutant-") as scratch:
         try:
             done = subprocess.run(
                 [*command, f"--basetemp={scratch}/pytest"],
                 cwd=tree,
+                env={**os.environ, **environment},
                 capture_output=True,
                 text=True,
                 timeout=LIMIT_S,
@@ -241,15 +254,19 @@ def try_module(module: str) -> list[tuple[Mutant, bool, str]]:
     with tempfile.TemporaryDirectory(prefix="bedplate-mutation-") as directory:
         tree = Path(directory)
         copy_tree(tree)
-        passed, why = run_tests(tree, module)
+        path, out = tree / NODE / f"{module}.py", tree / "lines.json"
+        everything = [f"tests/unit/{name}.py" for name in TESTS[module]]
+        environment = {"PYTHONPATH": str(tree / "tests"), "LINES_FILE": str(path), "LINES_OUT": str(out)}
+        passed, why = run_tests(tree, everything, "-p", "lines_run", **environment)
         if not passed:
             raise SystemExit(f"mutation.py: the tests of {module} fail without any change: {why}")
-        path = tree / NODE / f"{module}.py"
+        run = {int(line): tests for line, tests in json.loads(out.read_text(encoding="utf-8")).items()}
         original = path.read_text(encoding="utf-8")
         for mutant in mutants(module):
             path.write_text(mutant.text, encoding="utf-8")
             began = time.monotonic()
-            passed, why = run_tests(tree, module)
+            tests = list(dict.fromkeys(test for line in mutant.lines for test in run.get(line, ())))
+            passed, why = run_tests(tree, tests if 0 < len(tests) <= MANY else everything)
             word = "SURVIVED" if passed else "killed"
             print(f"{word:8} {module}: {mutant.name} ({time.monotonic() - began:.0f} s) {why}", flush=True)
             found.append((mutant, not passed, why))
