@@ -497,6 +497,49 @@ def test_a_rank_that_fails_for_another_reason_does_not_blame_shared_memory(as_nc
     assert run(as_nccl, backend="nccl", ranks=[2], max_bytes=64)[0].code == "collective.rank_failed"
 
 
+def of_results(*results: dict[str, object], free: int = 64 << 30, stderr: str = "") -> Verdict:
+    """The verdict of one group, for what its ranks left behind."""
+    shm = {"before": {"free": free, "total": 64 << 30}}
+    arm = {"arm": str(len(results)), "ranks": len(results), "gpus": [], "shm": shm, "seconds": 1.0, "timed_out": False}
+    outcome = Outcome(0, None, False, {"arms": [{**arm, "results": list(results)}]}, {}, "", stderr, 1.0, 0)
+    return judge(outcome, {**DEFAULTS, "ranks": [len(results)]}, {})[0]
+
+
+SAYS_SHM = {"error": "RuntimeError: No space left on device (28)", "time": 1.0}
+SIGBUS = {"signal": 7, "time": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("result", "free", "code"),
+    [
+        (SAYS_SHM, 1 << 20, "shm_full"),
+        (SIGBUS, 1 << 20, "shm_full"),
+        (SAYS_SHM, 64 << 30, "rank_failed"),  # another file system is full
+        (SIGBUS, 64 << 30, "rank_failed"),  # a broken disk, or hardware
+        ({"signal": 11, "time": 1.0}, 1 << 20, "rank_failed"),
+    ],
+    ids=["says so", "dies of it", "says so of another place", "dies of something else", "dies another way"],
+)
+def test_shared_memory_is_blamed_where_it_is_short_and_missed(result: dict[str, object], free: int, code: str) -> None:
+    assert of_results(result, {"killed": True}, free=free).code == f"collective.{code}"
+
+
+@pytest.mark.parametrize(
+    ("results", "rank"),
+    [
+        # Rank 0 sees the broken connection before the death of rank 1 is noticed.
+        ([{"error": "RuntimeError: Connection reset", "time": 1.0}, {"signal": 11, "time": 1.1}], 1),
+        ([{"error": "RuntimeError: Connection reset", "time": 1.0}, {"exit_code": 3, "time": 1.1}], 1),
+        ([{"error": "RuntimeError: Connection reset", "time": 1.1}, {"error": "ValueError: no", "time": 1.0}], 1),
+        ([{"killed": True}, {"error": "ValueError: no", "time": 1.0}], 1),
+    ],
+    ids=["a signal goes before an error", "so does an end", "the earlier error is the cause", "the killed had none"],
+)
+def test_the_rank_that_failed_first_is_blamed(results: list[dict[str, object]], rank: int) -> None:
+    verdict = of_results(*results)
+    assert (verdict.code, verdict.evidence["rank"]) == ("collective.rank_failed", rank)
+
+
 def test_nothing_is_left_in_the_generation(good: Path) -> None:
     site = tiny_stack.site_packages(good)
     shutil.rmtree(site / "torch" / "__pycache__", ignore_errors=True)

@@ -92,6 +92,14 @@ def test_before_any_driver_the_bus_is_judged(tree: HostTree) -> None:
     assert "gpu.ecc" not in {v.code for v in verdicts}
 
 
+def test_what_neither_the_bus_nor_nvml_tells_is_skipped(healthy: dict[str, Any]) -> None:
+    gpus = [{**gpu, "answers": None, "width": None, "bars": []} for gpu in healthy["gpus"]]
+    verdicts = host.judge({**healthy, "gpus": gpus}, None, EXPECT)
+    statuses = {v.code: v.status for v in verdicts}
+    assert [statuses[code] for code in ("gpu.off_bus", "gpu.link_width", "gpu.bar1")] == ["skipped"] * 3
+    assert bad(verdicts) == []
+
+
 def test_before_any_driver_the_ids_are_those_of_the_bus(tree: HostTree) -> None:
     (verdict,) = [v for v in host.judge(report_of(tree), None, EXPECT) if v.code == "gpu.ids"]
     assert verdict.status == "pass"

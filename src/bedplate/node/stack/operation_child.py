@@ -66,6 +66,20 @@ class Check:
             )
         self.done.append(what)
 
+    def rms_norm(self, kernel: Callable[[Any, Any, float], Any], device: str) -> None:
+        """Compare a root mean square normalisation ``kernel(x, weight, eps)``: 64 rows of 4096, bfloat16 and float16.
+
+        Formula: x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019).
+        """
+        torch, eps = self.torch, 1e-6
+        generator = torch.Generator().manual_seed(2)
+        for name in ("bfloat16", "float16"):
+            x = torch.randn((64, 4096), generator=generator).to(getattr(torch, name))
+            weight = torch.randn((4096,), generator=generator).to(x.dtype)
+            got = kernel(x.to(device), weight.to(device), eps)
+            wide = x.double()
+            self(name, got, wide * (wide.pow(2).mean(-1, keepdim=True) + eps).rsqrt() * weight.double(), 2**-7)
+
     def skip(self, what: str, reason: str) -> None:
         """Note that a part was not run, and why."""
         self.skipped[what] = reason

@@ -1,24 +1,11 @@
-"""sgl_kernel's root mean square normalisation: the first kernel of every layer that SGLang runs.
-
-Formula: x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019).
-"""
+"""sgl_kernel's root mean square normalisation: the first kernel of every layer that SGLang runs."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-EPS = 1e-6
 
-
-def run(torch: Any, device: str, check: Any) -> None:
-    """Normalise 64 rows of 4096 numbers in bfloat16 and float16."""
-    sgl_kernel: Any = importlib.import_module("sgl_kernel")
-
-    generator = torch.Generator().manual_seed(2)
-    for name in ("bfloat16", "float16"):
-        x = torch.randn((64, 4096), generator=generator).to(getattr(torch, name))
-        weight = torch.randn((4096,), generator=generator).to(x.dtype)
-        got = sgl_kernel.rmsnorm(x.to(device), weight.to(device), EPS)
-        wide = x.double()
-        check(name, got, wide * (wide.pow(2).mean(-1, keepdim=True) + EPS).rsqrt() * weight.double(), 2**-7)
+def run(torch: Any, device: str, check: Any) -> None:  # noqa: ARG001  the same for every operation
+    """Normalise in bfloat16 and float16."""
+    check.rms_norm(importlib.import_module("sgl_kernel").rmsnorm, device)
