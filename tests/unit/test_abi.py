@@ -86,6 +86,15 @@ def test_the_incident_in_one_sentence(tmp_path: Path) -> None:
     assert symbol["differs"] == [{"position": 4, "wanted": "int", "has": "unsigned int"}]
 
 
+def test_a_torch_that_is_not_the_one_it_says_is_told_from_a_wrong_release(tmp_path: Path) -> None:
+    """Its own release would have the symbol: a build without CUDA, or files that something wrote over it."""
+    verdict = only(check(environment(tmp_path, CHECK_UNSIGNED, "2.9.1"), index=FakeIndex()), "abi.undefined_symbol")
+    assert verdict.message.endswith(
+        "torch 2.9.1 has the wanted one, so this one is another build of it, or was changed."
+    )
+    assert verdict.action == "Install torch 2.9.1 again, the build that sgl-kernel 0.3.21 was compiled for."
+
+
 def test_a_missing_library_is_reported_once_and_not_as_its_symbols(tmp_path: Path) -> None:
     site = environment(tmp_path)
     other = tmp_path / "other"

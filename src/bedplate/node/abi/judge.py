@@ -302,6 +302,8 @@ def undefined_sentence(
         have = "has" if len(releases) == 1 else "have"
         what = "the wanted one" if count == 1 else "all of them"
         text += f"; torch {_listing(releases)} {have} {what}"
+        if context.torch and context.torch.public in releases:
+            text += ", so this one is another build of it, or was changed"
     return text + "."
 
 
@@ -335,6 +337,9 @@ def undefined_action(context: Context, owner: str, releases: Sequence[str]) -> s
     name = owner.split(" ")[0]
     if context.torch is None:
         return f"Install what {owner} was built against."
+    if context.torch.public in releases:
+        # A build without CUDA, one's own build, or files that something wrote into the environment.
+        return f"Install torch {context.torch.public} again, the build that {owner} was compiled for."
     if releases:
         return f"Use torch {releases[-1]}, or a {name} built for {context.torch_label}."
     return f"Use the torch release that {owner} was built for, or a {name} built for {context.torch_label}."
