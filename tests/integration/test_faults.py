@@ -228,6 +228,16 @@ def test_disk_full_in_the_build(live: Node) -> None:
     assert_still_good(live)
 
 
+def test_damaged_cache_of_uv_says_what_to_remove(live: Node) -> None:
+    live.sh("rm -rf /opt/bedplate/cache/uv/archive-v0/*")
+    play = live.play("site.yml", NEXT)
+    assert play.code != 0
+    assert "uv's own cache is damaged; nothing else is kept in it: remove /opt/bedplate/cache/uv" in play.output
+    assert_still_good(live)
+    live.sh("rm -rf /opt/bedplate/cache/uv")
+    assert live.play("site.yml", NEXT).code == 0
+
+
 def test_a_gpu_is_missing(node: Node) -> None:
     node.sh("echo count=7 > /etc/fakegpu.conf")
     play = node.play("site.yml", "tiny-good", bedplate_expected_gpus=8)

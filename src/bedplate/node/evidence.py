@@ -167,7 +167,7 @@ def _parts(request: Request) -> Iterator[Part]:
     """Yield the parts; one that cannot be had is an empty one with the reason."""
     sources: list[tuple[str, Callable[[], Part]]] = [
         ("verdicts.json", lambda: verdicts_part(request.verdicts)),
-        ("reason.txt", lambda: _text("reason.txt", request.reason)),
+        ("reason.txt", lambda: _text("reason.txt", request.reason or "A verification; no run failed.")),
         ("node.json", lambda: _json_part("node.json", _node(request.root))),
         ("state.json", lambda: _file("state.json", os.path.join(request.state_dir, "state.json"))),
         ("dmesg.txt", lambda: _dmesg(request)),
