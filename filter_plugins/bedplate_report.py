@@ -56,9 +56,9 @@ def bedplate_generation(state: Any, wanted: str) -> str:
         raise AnsibleFilterError(str(error)) from error
 
 
-def bedplate_layers_of(layers: Any, profile: Any) -> list[dict[str, Any]]:
+def bedplate_layers_of(state: Any, profile: Any) -> list[dict[str, Any]]:
     """Return the layers below the stack that a node must change to be on the profile of a generation again."""
-    return layers_to_go_back(plain(layers), plain(profile))
+    return layers_to_go_back(plain(state), plain(profile))
 
 
 def bedplate_excuses(verdicts: Any, changed: Any) -> list[dict[str, Any]]:

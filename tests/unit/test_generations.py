@@ -221,6 +221,7 @@ def test_rollback_after_commit_restores_what_was(node: Generations, paths: Paths
         "created": 0,
         "verified": 0,
         "reason": "all-reduce hangs.",
+        "layers": {},
     }
     assert [run["run_id"] for run in state["runs"]] == ["r1", "r2", "r3"]
     assert (state["runs"][-1]["result"], state["runs"][-1]["verdicts"]) == ("rolled_back", STACK_FAILS)

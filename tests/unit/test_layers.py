@@ -276,9 +276,33 @@ PINS = {"version": "575.57.08", "flavour": "open"}
     ],
 )
 def test_which_driver_belongs_to_a_generation(entry: Any, record: Any) -> None:
-    layers = {} if entry is None else {"driver": entry}
+    state = {"layers": {} if entry is None else {"driver": entry}, "generations": {}}
     expected = [] if record is None else [{"layer": "driver", "record": record}]
-    assert layers_to_go_back(layers, {"driver": PINS, "toolkit": None}) == expected
+    assert layers_to_go_back(state, {"id": A, "driver": PINS, "toolkit": None}) == expected
+
+
+def test_a_generation_remembers_what_it_was_verified_on(node: Generations, paths: Paths) -> None:
+    """However many changes ago that was."""
+    first = {**CUDA, "instance": "/opt/bedplate/toolkits/13.0.1-1"}
+    others = [{"version": "12.8.1", "source": "wheels"}, {**CUDA, "instance": "/opt/bedplate/toolkits/13.0.1-2"}]
+    layers_run(node, "r1", "toolkit", first)
+    provision(node, "r2", A)
+    for number, other in enumerate([*others, others[0]]):
+        layers_run(node, f"r3{number}", "toolkit", other)
+    profile = {"id": A, "driver": None, "toolkit": {"version": "13.0.1", "default": True}}
+    assert layers_to_go_back(load(paths.state), profile) == [{"layer": "toolkit", "record": first}]
+
+
+@pytest.mark.parametrize("hostile", [[], {"stack": CUDA}, {"toolkit": {}}, {"driver": {**OLD, "packages": {"a": 1}}}])
+def test_what_a_generation_was_verified_on_is_no_place_for_anything_else(
+    node: Generations, paths: Paths, hostile: Any
+) -> None:
+    provision(node, "r1", A)
+    state = json.loads(Path(paths.state).read_text())
+    state["generations"][A]["layers"] = hostile
+    Path(paths.state).write_text(json.dumps(state))
+    with pytest.raises(StateError, match="layers that are no records"):
+        load(paths.state)
 
 
 def failed(code: str, layer: str) -> dict[str, Any]:

@@ -35,29 +35,31 @@ def generation_named(state: Mapping[str, Any], wanted: str) -> str:
     return max(of_profile, key=lambda name: verified[name]["verified"])
 
 
-def layers_to_go_back(layers: Mapping[str, Mapping[str, Any]], profile: Mapping[str, Any]) -> list[dict[str, Any]]:
+def layers_to_go_back(state: Mapping[str, Any], profile: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the layers below the stack that a node must change to be on *profile* again, the newest first.
 
     Args:
-        layers: the part ``layers`` of the node's journal.
+        state: the node's journal.
         profile: the profile.json that a generation carries; its blocks driver and toolkit may be None.
 
     Returns:
         A dict with ``layer`` and ``record`` for each layer that Bedplate manages on the node and that differs. The
-        record is the one that the journal remembers when it is of that version, with its exact packages; else what
-        the profile pins, from the source in use.
+        record is the one that the generation was verified on, or another one of that version that the journal
+        remembers, with its exact packages; else what the profile pins, from the source in use.
     """
+    verified_on = state["generations"].get(profile["id"], {}).get("layers", {})
     changes = []
     for layer in ("toolkit", "driver"):
-        pins, entry = profile.get(layer), layers.get(layer)
+        pins, entry = profile.get(layer), state["layers"].get(layer)
         if not pins or not entry or not (entry["is"] or entry["to"]):
             continue
         now = entry["is"] or {}
         if entry["to"] is None and all(now.get(key, value) == value for key, value in pins.items()):
             continue
-        remembered = [record for record in (now, entry["was"] or {}) if record.get("version") == pins["version"]]
+        past = [verified_on.get(layer) or {}, now, entry["was"] or {}]
+        remembered = next((record for record in past if record.get("version") == pins["version"]), {})
         source = {key: (now or entry["to"])[key] for key in ("source",) if key in (now or entry["to"])}
-        changes.append({"layer": layer, "record": {**source, **(remembered[0] if remembered else {}), **pins}})
+        changes.append({"layer": layer, "record": {**source, **remembered, **pins}})
     return changes
 
 

@@ -379,7 +379,7 @@ class Generations:
                     "refused",
                     f"{to} is {entry['status']}, and only what is built and verified goes live: build it again.",
                 )
-            entry.update(status="verified", verified=now(), reason=None)
+            entry.update(status="verified", verified=now(), reason=None, layers=layers_of.records(change.state))
             intent.update(step=COMMIT, updated=now(), verdicts=verdicts or [])
             change.save()
             if change.current != to or change.current_problem:

@@ -152,6 +152,8 @@ def _problem(state: Any) -> str | None:
             return f"generation {name} has no known status"
         if not all(_text_or_none(entry.get(key)) for key in ("profile", "target", "created", "verified", "reason")):
             return f"generation {name} has a field that is not text"
+        if not layers.known(entry.get("layers", {})):
+            return f"generation {name} has layers that are no records"
     for key in ("active", "previous"):
         if key not in state or not _known_or_none(state[key], generations):
             return f"{key} names no known generation"

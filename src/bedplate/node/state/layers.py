@@ -9,6 +9,9 @@ after the layer has been verified. In state.json::
 RECORD is a dict with ``version`` and what the layer's role needs to install it again: of the driver ``packages``
 (exact version by name), ``source``, ``flavour``, ``parameters``; of the toolkit ``path``, ``source``, ``default``,
 ``components``. ``to`` is null unless a change is under way or was interrupted.
+
+A generation that goes live keeps the records of that moment, as ``layers`` of its own entry, so that going back to it
+finds them however many changes ago that was.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["LAYERS", "begin", "done", "problem", "problems", "to_undo"]
+__all__ = ["LAYERS", "begin", "done", "known", "problem", "problems", "records", "to_undo"]
 
 Json = dict[str, Any]
 
@@ -41,6 +44,11 @@ def done(state: Json, layer: str) -> None:
     """Write down that the layer is, and was verified to be, what it was on the way to."""
     entry = state["layers"][layer]
     entry.update({"is": entry["to"], "to": None})
+
+
+def records(state: Json) -> Json:
+    """Return the record of each layer as it is: what a generation that goes live now was verified on."""
+    return {layer: entry["is"] for layer, entry in state["layers"].items() if entry["is"] is not None}
 
 
 def to_undo(state: Json, run_id: str) -> list[Json]:
@@ -103,9 +111,19 @@ def problem(layers: object) -> str | None:
             return f"the entry of the {layer} is incomplete"
         for key in ("is", "was", "to"):
             record = entry.get(key, "")
-            if record is not None and not (isinstance(record, dict) and isinstance(record.get("version"), str)):
+            if record is not None and not _is_record(record):
                 return f"{key} of the {layer} is no record"
-            packages = (record or {}).get("packages", {})
-            if not isinstance(packages, dict) or not all(isinstance(value, str) for value in packages.values()):
-                return f"packages of the {layer} are not names and versions"
     return None
+
+
+def known(records: object) -> bool:
+    """Tell whether this is what ``records`` returns; hostile input must not get past here."""
+    return isinstance(records, dict) and set(records) <= set(LAYERS) and all(map(_is_record, records.values()))
+
+
+def _is_record(record: object) -> bool:
+    """Tell whether this is a record: a version, and packages that are names and versions."""
+    if not isinstance(record, dict) or not isinstance(record.get("version"), str):
+        return False
+    packages = record.get("packages", {})
+    return isinstance(packages, dict) and all(isinstance(value, str) for value in packages.values())
