@@ -168,3 +168,25 @@ def test_plain_undoes_tagged_values() -> None:
     assert type(next(iter(value))) is str
     assert type(value["a"][0]) is str
     assert yaml.safe_dump(value)
+
+
+@pytest.mark.parametrize(
+    ("source", "location", "wheels"),
+    [
+        ("index", "", []),
+        ("index", "https://user@index/simple", ["--default-index", "https://user@index/simple"]),
+        ("mirror", "http://mirror/", ["--no-index", "--find-links", "http://mirror/"]),
+        ("directory", "/srv/wheels", ["--offline", "--no-index", "--find-links", "/srv/wheels"]),
+    ],
+)
+def test_where_uv_finds_locked_wheels(source: str, location: str, wheels: list[str]) -> None:
+    found = FILTERS["bedplate_uv"]("/opt/b", "/var/lib/b", source, location)
+    assert found["wheels"] == wheels
+    assert found["command"][0] == "flock"
+    assert found["command"][-2:] == ["/var/lib/b/lock", "/opt/b/tools/bin/uv"]
+    assert found["environment"]["UV_CACHE_DIR"] == "/opt/b/cache/uv"
+
+
+def test_wheels_come_from_nowhere_else() -> None:
+    with pytest.raises(AnsibleFilterError, match="index, mirror, directory, and not from `indx`"):
+        FILTERS["bedplate_uv"]("/opt/b", "/var/lib/b", "indx", "")
