@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import zipfile
 from pathlib import Path
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 import bedplate_verify
 from bedplate.controller.node_code import node_code
 from bedplate.node import __main__ as command
+from bedplate.node.packages.apt_query import PackageError
 from bedplate.node.verdicts import Verdict
 
 ID_A = "tiny-0123456789ab"
@@ -124,6 +126,72 @@ def test_out_of_the_zip_on_a_node(node: Path) -> None:
     assert "fail stack.drift Python stack: What is live is not what was recorded" in done.stdout
     assert (node / "b.prom").stat().st_mode & 0o777 == 0o644
     assert not list(node.glob("*.tmp"))
+
+
+def test_the_bytes_of_the_extensions_are_asked_each_time(node: Path) -> None:
+    """torch is exchanged under a live generation: an update that nobody announced."""
+    done = run(node_code(node / "cache")["path"], "monitor", node / "monitor.json")
+    verdicts = parse((node / "b.prom").read_text())["bedplate_verdict"]
+    assert any(labels.startswith('code="abi.ok",layer="stack"') for labels in verdicts), done.stdout + done.stderr
+    shutil.rmtree(tiny_stack.site_packages(node / "root" / "generations" / ID_A) / "torch")
+    (wheel,) = (node / "tiny" / "wheels").glob("torch-2.10.0+tiny-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tiny_stack.site_packages(node / "root" / "generations" / ID_A))
+    done = run(node_code(node / "cache")["path"], "monitor", node / "monitor.json")
+    verdicts = parse((node / "b.prom").read_text())["bedplate_verdict"]
+    failed = [labels for labels in verdicts if 'layer="stack"' in labels and 'status="fail"' in labels]
+    assert [labels.split(",")[0] for labels in failed] == [
+        f'code="{code}"' for code in ("import.undefined_symbol", "abi.undefined_symbol", "stack.drift")
+    ]
+    assert "fail abi.undefined_symbol sgl-kernel" in done.stdout.replace("sgl_kernel", "sgl-kernel")
+
+
+def test_an_index_that_is_no_index_is_inconclusive(node: Path) -> None:
+    (node / "tools" / "abi").mkdir(parents=True)
+    (node / "tools" / "abi" / "torch-x86_64.idx").write_bytes(b"nonsense")
+    assert command.main(["monitor", str(node / "monitor.json")]) == 0
+    verdicts = parse((node / "b.prom").read_text())["bedplate_verdict"]
+    assert any('code="abi.unreadable_file"' in labels and 'status="inconclusive"' in labels for labels in verdicts)
+
+
+def entry(record: dict[str, Any] | None) -> dict[str, Any]:
+    return {"is": record, "was": None, "to": None, "run_id": "r"}
+
+
+@pytest.mark.parametrize(
+    ("layers", "status", "words"),
+    [
+        ({"toolkit": entry({"version": "13.0.1", "path": "/nonexistent"})}, "fail", "of the toolkit is gone"),
+        ({"toolkit": entry({"version": "13.0.1", "path": "/"})}, "pass", ""),
+        ({"driver": entry({"version": "1", "packages": {"dpkg": "0.0"}})}, "fail", "Package dpkg of the driver is 1."),
+        ({"driver": entry(None)}, "", ""),
+    ],
+    ids=["gone", "there", "another version", "not Bedplate's"],
+)
+def test_layers_that_are_not_as_recorded_are_told(
+    node: Path, capsys: pytest.CaptureFixture[str], layers: dict[str, Any], status: str, words: str
+) -> None:
+    state = json.loads((node / "state" / "state.json").read_text())
+    (node / "state" / "state.json").write_text(json.dumps({**state, "layers": layers}))
+    assert command.main(["monitor", str(node / "monitor.json")]) == 0
+    (layer,) = layers
+    verdicts = parse((node / "b.prom").read_text())["bedplate_verdict"]
+    labels = f'code="{layer}.drift",layer="{layer}",subject="{layer}",status="{status}"'
+    assert [name for name in verdicts if f"{layer}.drift" in name] == ([labels] if status else [])
+    assert words in capsys.readouterr().out
+
+
+def test_a_package_manager_that_does_not_answer_is_told(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = json.loads((node / "state" / "state.json").read_text())
+    layers = {"driver": entry({"version": "1", "packages": {"dpkg": "1"}})}
+    (node / "state" / "state.json").write_text(json.dumps({**state, "layers": layers}))
+
+    def installed(names: list[str]) -> dict[str, str]:
+        raise PackageError("packages.query_failed", "dpkg-query", "It did not end within 60 s and was killed.")
+
+    monkeypatch.setattr(command, "installed", installed)
+    assert command.main(["monitor", str(node / "monitor.json")]) == 0
+    assert 'code="packages.query_failed",layer="driver"' in (node / "b.prom").read_text()
 
 
 def test_a_damaged_journal_keeps_the_last_metrics_and_says_why(node: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bedplate.node.state.drift import ACTION
+from bedplate.node.state.layers import drift_verdict
 from bedplate.node.verdicts import Verdict, simulated
 
 JsonDict = Mapping[str, Any]
@@ -21,7 +22,11 @@ def drift(
         record of that one, as a loop over {key, value} registers it: ``item.key``, ``drift``, ``drift_counts``.
     plan: the plan of the profile that the inventory names, or None when it cannot be read here.
     """
-    verdicts = [_layer(read["item"]["key"], _of_layer(read, before)) for read in layers]
+    names = [read["item"]["key"] for read in layers]
+    verdicts = [
+        drift_verdict(name, _of_layer(read, before), f"The {name} is what the profile pins and what was installed.")
+        for name, read in zip(names, layers)
+    ]
     verdicts.append(_generation(before))
     if before["current"]:
         verdicts.append(_profile(before["current"], plan))
@@ -36,17 +41,6 @@ def _of_layer(read: JsonDict, before: JsonDict) -> list[str]:
     items = [item for item in read["drift"] if item not in before["drift"]]
     count = (read.get("drift_counts") or {}).get("layers", 0)
     return items or ([f"{count} things are not as recorded"] if count else [])
-
-
-def _layer(layer: str, items: Sequence[str]) -> Verdict:
-    """Return the verdict about the driver or the toolkit."""
-    code = f"{layer}.drift"
-    if not items:
-        return Verdict(code, "pass", layer, layer, f"The {layer} is what the profile pins and what was installed.")
-    more = f" ({len(items)} differences.)" if len(items) > 1 else ""
-    message = f"{items[0][0].upper()}{items[0][1:]}.{more}"
-    action = f"Install it again: playbooks/site.yml --tags {layer}"
-    return Verdict(code, "fail", layer, layer, message, {"drift": list(items)}, action)
 
 
 def _generation(before: JsonDict) -> Verdict:

@@ -1,9 +1,9 @@
 """``python3 -m bedplate monitor CONFIG``: what the timer of role node_monitor runs on a node.
 
-It verifies what is live, as bedplate_verify does, without operations and collective, so that it is safe beside
-work on the GPUs; and it writes the verdicts as metrics for node_exporter's textfile collector. CONFIG is JSON
-(the role's template monitor.json): root, state_dir, user, tools, expected_gpus (-1: the profile's number),
-sysroot, simulated, textfile.
+It verifies what is live, as bedplate_verify and bedplate_abi do, without operations and collective, so that it is
+safe beside work on the GPUs; it compares files and packages with what was recorded; and it writes the verdicts as
+metrics for node_exporter's textfile collector. CONFIG is JSON (the role's template monitor.json): root, state_dir,
+user, tools, expected_gpus (-1: the profile's number), sysroot, simulated, textfile.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .abi.check import check_environment
+from .abi.exports import TorchIndex
+from .abi.installed import site_packages_of
 from .child import ChildError
+from .packages.apt_query import PackageError, installed
+from .state import layers as layers_of
 from .state.drift import ACTION
 from .state.durable import StateError, read_text, write_atomic
 from .state.generations import Generations
@@ -72,13 +77,47 @@ def look(config: Mapping[str, Any]) -> tuple[list[Verdict], dict[str, str]]:
         "target": str(entry.get("target") or ""),
     }
     place = f"{config['root']}/generations/{current}" if current else ""
-    verdicts = verify(options_of(config, place, _profile(place), read["state"].get("layers") or {}))
+    layers = read["state"]["layers"]
+    verdicts = verify(options_of(config, place, _profile(place), layers))
+    if place and not any(v.code == "stack.absent" for v in verdicts):
+        verdicts += _files(config, place)
     items = read["drift"]
     drift = Verdict("stack.drift", "pass", "stack", "Python stack", "Its files are those that were built and verified.")
     if items:
         message = f"What is live is not what was recorded: {items[0]}."
         drift = Verdict("stack.drift", "fail", "stack", "Python stack", message, {"drift": items}, ACTION)
-    return [*verdicts, *(simulated([drift]) if config["simulated"] else [drift])], about
+    verdicts += [*_drift(layers), drift]
+    return (simulated(verdicts) if config["simulated"] else verdicts), about
+
+
+def _files(config: Mapping[str, Any], place: str) -> list[Verdict]:
+    """Return what the bytes of the generation's extensions say; nothing is run."""
+    index = Path(config["tools"], "abi", "torch-x86_64.idx")
+    try:
+        found = check_environment(
+            site_packages_of(place), index=TorchIndex.load(str(index)) if index.exists() else None
+        )
+    except (OSError, ValueError) as error:
+        action = "Look at the file that it names; building the generation again puts it back."
+        evidence = {"error": str(error)}
+        message = f"The files could not be asked: {error}."
+        return [Verdict("abi.unreadable_file", "inconclusive", "stack", "Python stack", message, evidence, action)]
+    return found.verdicts
+
+
+def _drift(layers: Mapping[str, Any]) -> list[Verdict]:
+    """Return whether driver and toolkit are what was installed, where Bedplate installed them."""
+    verdicts = []
+    for layer, entry in layers.items():
+        if entry["is"] is None:
+            continue
+        try:
+            items = layers_of.problems({"layers": layers}, {layer: {}}, installed)
+        except PackageError as error:
+            verdicts.append(error.verdict(layer))
+            continue
+        verdicts.append(layers_of.drift_verdict(layer, items, f"The {layer} is what was installed."))
+    return verdicts
 
 
 def _profile(place: str) -> dict[str, Any]:

@@ -17,10 +17,12 @@ finds them however many changes ago that was.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["LAYERS", "begin", "done", "known", "problem", "problems", "records", "to_undo"]
+from ..verdicts import Verdict
+
+__all__ = ["LAYERS", "begin", "done", "drift_verdict", "known", "problem", "problems", "records", "to_undo"]
 
 Json = dict[str, Any]
 
@@ -100,6 +102,20 @@ def _drift(layer: str, record: Json, installed: Callable[[list[str]], Mapping[st
     if path and not os.path.isdir(path):
         found.append(f"{path} of the {layer} is gone")
     return found
+
+
+def drift_verdict(layer: str, items: Sequence[str], sound: str) -> Verdict:
+    """Return the verdict about the drift of the driver or the toolkit.
+
+    items: of ``problems``, of this layer. sound: what is said when there is none.
+    """
+    code = f"{layer}.drift"
+    if not items:
+        return Verdict(code, "pass", layer, layer, sound)
+    more = f" ({len(items)} differences.)" if len(items) > 1 else ""
+    message = f"{items[0][0].upper()}{items[0][1:]}.{more}"
+    action = f"Install it again: playbooks/site.yml --tags {layer}"
+    return Verdict(code, "fail", layer, layer, message, {"drift": list(items)}, action)
 
 
 def problem(layers: object) -> str | None:
