@@ -51,7 +51,7 @@ TESTS = {
     "hardware/xid": ["test_xid"],
     "driver/judge": ["test_driver", "test_driver_files"],
     "driver/preflight": ["test_driver_preflight"],
-    "driver/next_boot": ["test_driver"],
+    "driver/next_boot": ["test_driver", "test_driver_files"],
     "toolkit/check": ["test_toolkit"],
     "toolkit/layout": ["test_toolkit_layout", "test_toolkit"],
     "abi/judge": ["test_abi"],

@@ -53,6 +53,8 @@ E: The repository 'file:/srv/repository ./ InRelease' is not signed.
 def test_mirror_error(output: str, said: str, action: str) -> None:
     error = apt_preview.mirror_error(URIS, output)
     assert (error.code, error.subject) == ("packages.mirror", URIS)
+    verdict = error.verdict("driver")
+    assert (verdict.code, verdict.status, verdict.layer) == ("packages.mirror", "fail", "driver")
     assert said in error.message
     assert ".." not in error.message
     assert action in error.action

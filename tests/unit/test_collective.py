@@ -524,6 +524,18 @@ def test_shared_memory_is_blamed_where_it_is_short_and_missed(result: dict[str, 
     assert of_results(result, {"killed": True}, free=free).code == f"collective.{code}"
 
 
+@pytest.mark.parametrize(("total", "warns"), [(1 << 20, True), (64 << 30, False)])
+def test_shared_memory_that_only_a_node_without_p2p_needs_is_a_warning(total: int, warns: bool) -> None:
+    good = {"wrong": [], "seconds": {"all_reduce": {"8": [0.1]}}}
+    arm = {"arm": "2", "ranks": 2, "gpus": [0, 1], "seconds": 0.1, "timed_out": False, "results": [good, good]}
+    outcome = Outcome(0, None, False, {"arms": [{**arm, "shm": {"before": {"free": total, "total": total}}}]}, {},
+                      "", "", 1.0, 0)  # fmt: skip
+    ok, *rest = judge(outcome, {**DEFAULTS, "max_bytes": 8}, {})
+    assert ok.code == "collective.ok"
+    assert [(v.code, v.status, v.layer) for v in rest] == [("collective.shm_full", "warn", "node")] * warns
+    assert [v.code for v in judge(outcome, {**DEFAULTS, "backend": "gloo", "max_bytes": 8}, {})] == ["collective.ok"]
+
+
 @pytest.mark.parametrize(
     ("results", "rank"),
     [

@@ -137,6 +137,12 @@ def test_an_unknown_error_of_one_gpu_is_the_gpus(query: Query) -> None:
     assert codes(query("error=999"))[:8] == [("gpu.nvml_error", "fail")] * 8
 
 
+@pytest.mark.parametrize(("code", "status"), [(27, "inconclusive"), (18, "needs-reboot")])
+def test_one_gpu_that_waits_for_something_is_not_broken(query: Query, code: int, status: str) -> None:
+    lost = gpu.judge(query(f"gpu.5.error={code}"), expected_count=8)[0]
+    assert (lost.code, lost.status, lost.subject) == ("gpu.hardware_error", status, "GPU 5")
+
+
 def test_a_gpu_that_is_lost_on_the_way_keeps_its_bus_id(query: Query) -> None:
     found = query("error.nvmlDeviceGetTemperature=15")
     assert [set(entry) for entry in found["gpus"]] == [{"index", "bus_id", "pci_id", "error"}] * 8

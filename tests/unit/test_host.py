@@ -524,6 +524,40 @@ def test_shared_memory(healthy: dict[str, Any], shm: dict[str, int] | None, meml
     assert verdict.status == status
 
 
+def test_one_gpu_needs_neither_peers_nor_shared_memory(tmp_path: Path) -> None:
+    report = {**report_of(HostTree(tmp_path, gpus=1)), "shm": None}
+    verdicts = host.judge(report, healthy_nvml(1), {**EXPECT, "gpus": 1})
+    statuses = {v.code: v.status for v in verdicts}
+    assert (statuses["node.acs"], statuses["node.shm"]) == ("skipped", "skipped")
+    assert bad(verdicts) == []
+
+
+def test_hmm_of_a_module_that_is_not_loaded_is_nobodys_trouble(healthy: dict[str, Any]) -> None:
+    (verdict,) = [v for v in host.judge({**healthy, "hmm": None}, healthy_nvml(), EXPECT) if v.code == "node.hmm"]
+    assert (verdict.status, verdict.message) == ("skipped", "The module nvidia_uvm is not loaded.")
+
+
+@pytest.mark.parametrize(
+    ("ecc", "status", "words"),
+    [(None, "fail", "It does not tell whether ECC is on"), (False, "needs-reset", "ECC is off, and the profile wants")],
+)
+def test_ecc_that_a_gpu_does_not_have_is_told_from_one_that_is_off(
+    healthy: dict[str, Any], ecc: bool | None, status: str, words: str
+) -> None:
+    verdicts = host.judge(healthy, with_gpu3(healthy_nvml(), ecc=ecc, ecc_pending=True), {**EXPECT, "ecc": True})
+    (verdict,) = [v for v in verdicts if v.code == "gpu.ecc"]
+    assert (verdict.status, verdict.subject) == (status, GPU3)
+    assert words in verdict.message
+
+
+def test_no_page_waits_for_retirement(healthy: dict[str, Any]) -> None:
+    nvml = healthy_nvml()
+    for gpu in nvml["gpus"]:
+        gpu["retired_pages"] = {"single_bit": 0, "double_bit": 0, "pending": False}
+    (verdict,) = [v for v in host.judge(healthy, nvml, EXPECT) if v.code == "gpu.retired_pages"]
+    assert (verdict.status, verdict.evidence["gpus"]) == ("pass", 8)
+
+
 def test_shared_memory_is_read_from_the_file_system(tree: HostTree) -> None:
     found = os.statvfs(tree.root / "dev/shm")
     assert host.inspect(str(tree.root))["shm"]["total_bytes"] == found.f_blocks * found.f_frsize

@@ -116,7 +116,7 @@ def _signatures(report: Mapping[str, Any], sources: Sources) -> list[Verdict]:
             key = boot["dkms_key"]["path"] if boot["dkms_key"] else "CERTIFICATE"
             action = f"Run `mokutil --import {key}`, reboot, and confirm at the console; build an unsigned one again."
             verdicts.append(Verdict("driver.secure_boot", "fail", LAYER, subject, message, evidence, action))
-        elif module["trusted"] is not True:
+        else:
             message = f"Whether the kernel accepts the signature of {module['path']} cannot be read."
             action = "Run as root: `mokutil --sb-state`, `mokutil --list-enrolled`, `modinfo -F signer` of that file."
             verdicts.append(Verdict("driver.secure_boot", "inconclusive", LAYER, subject, message, evidence, action))
