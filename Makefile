@@ -37,6 +37,12 @@ test: setup ## All tests: lint and types, unit, policy, Molecule and fault injec
 unit: setup ## Unit and policy tests (no node)
 	pytest tests/unit tests/policy
 
+.PHONY: codes
+codes: setup ## Which unit test produces which verdict: the table (runs the unit tests)
+	@mkdir -p .cache
+	pytest tests/unit --quiet --verdicts-out .cache/verdicts.json
+	scripts/verdict_tests.py .cache/verdicts.json
+
 .PHONY: node-tests
 node-tests: setup ## Molecule scenarios and fault injection on container nodes
 	scripts/node_tests.sh

@@ -146,6 +146,7 @@ def test_the_timer_writes_metrics_and_goes_away_again(live: Node) -> None:
     assert f'bedplate_profile_info{{generation="{live.current()}",profile="{GOOD}",target="cp311-x86_64"}} 1' in metrics
     assert 'bedplate_verdict{code="import.ok",layer="stack",subject="sgl_kernel",status="pass"} 1' in metrics
     assert "bedplate_failing_verdicts 0" in metrics.splitlines()
+    assert 'bedplate_verdict{code="abi.ok",layer="stack",' in metrics
     assert "collective" not in metrics
     assert live.sh(f"stat -c %a {PROM}") == "644"
 
@@ -154,7 +155,8 @@ def test_the_timer_writes_metrics_and_goes_away_again(live: Node) -> None:
     metrics = live.sh(f"cat {PROM}")
     fault = 'bedplate_verdict{code="import.undefined_symbol",layer="stack",subject="sgl_kernel",status="fail"} 1'
     assert fault in metrics.splitlines()
-    assert "bedplate_failing_verdicts 2" in metrics.splitlines()
+    assert 'bedplate_verdict{code="abi.undefined_symbol",layer="stack",' in metrics
+    assert "bedplate_failing_verdicts 3" in metrics.splitlines()
 
     again = live.play("monitor.yml", GOOD, bedplate_monitor=True)
     assert " changed=0 " in again.output

@@ -79,7 +79,8 @@ def test_verdicts_keep_to_the_statuses_and_layers_of_their_code() -> None:
     assert not wrong, "add it to the code's CodeInfo in verdicts.py"
 
 
-def test_every_code_is_produced_by_a_test() -> None:
+def test_every_code_is_named_by_a_test() -> None:
+    """That a test produces it, too, is seen at the end of a run of all unit tests: tests/conftest.py."""
     produced = named_in(ROOT / "tests" / "unit") | named_in(ROOT / "tests" / "integration")
     assert sorted(set(CODES) - produced) == sorted(UNTESTABLE), "write a test that produces it"
 

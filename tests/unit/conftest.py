@@ -5,18 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-import ansible.module_utils
 import pytest
 from ansible.module_utils import basic
 from ansible.module_utils.testing import patch_module_args
-
-ROOT = Path(__file__).resolve().parents[2]
-
-# What AnsiballZ does for a node: bedplate is importable as ansible.module_utils.bedplate.
-ansible.module_utils.__path__.append(str(ROOT / "module_utils"))
 
 RunModule = Callable[..., dict[str, Any]]
 
