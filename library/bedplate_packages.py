@@ -46,8 +46,9 @@ options:
     default: ""
   preview:
     description:
-      - Judge as if this repository were configured, for check mode on a node that does not have it yet. Its lists are
-        fetched into a private directory, under the pinned key; the node's own are not touched.
+      - Judge as if this repository were configured, before it is added, and in check mode on a node that does not have
+        it. Its lists are fetched into a private directory, under the pinned key; the node's own are not touched.
+      - A repository that cannot be used is a verdict C(packages.mirror), like any other.
     type: dict
     suboptions:
       uris:
@@ -59,7 +60,7 @@ options:
         type: str
         default: ./
       key:
-        description: Address, or path on the node, of its key.
+        description: Address, or path on the node, of its key, or the armored key itself.
         type: str
         required: true
       fingerprint:
@@ -70,6 +71,12 @@ options:
         description: Text of a preferences file that would be there too.
         type: str
         default: ""
+      without:
+        description: >-
+          Names, with shell wildcards, of files of sources and preferences that would not be there any more.
+        type: list
+        elements: str
+        default: []
   own:
     description: Patterns of names of the layer's own packages, with shell wildcards; empty for the built-in ones.
     type: list
@@ -196,6 +203,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
                 "key": {"type": "str", "required": True, "no_log": False},
                 "fingerprint": {"type": "str", "required": True},
                 "preferences": {"type": "str", "default": ""},
+                "without": {"type": "list", "elements": "str", "default": []},
             },
         },
         "own": {"type": "list", "elements": "str", "default": []},

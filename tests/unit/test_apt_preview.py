@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
+from test_openpgp import KEY, PRIMARY
 
 from bedplate.node.packages import apt_preview
 from bedplate.node.packages.apt_query import PackageError
+from bedplate.node.packages.manage import perform
 
 URIS = "file:/srv/repository/"
 
@@ -60,18 +61,6 @@ def test_mirror_error(output: str, said: str, action: str) -> None:
     assert action in error.action
 
 
-def test_fingerprints_of_primary_keys_only() -> None:
-    output = (
-        "pub:-:4096:1:A4B469963BF863CC:1649954000:::-:::scSC::::::23::0:\n"
-        "fpr:::::::::EB693B3035CD5710E231E123A4B469963BF863CC:\n"
-        "uid:-::::1649954000::0123456789ABCDEF0123456789ABCDEF01234567::cudatools::::::::::0:\n"
-        "sub:-:4096:1:1111111111111111:1649954000::::::e::::::23:\n"
-        "fpr:::::::::1111111111111111111111111111111111111111:\n"
-    )
-    assert apt_preview.fingerprints(output) == ["EB693B3035CD5710E231E123A4B469963BF863CC"]
-    assert apt_preview.fingerprints("") == []
-
-
 def repository(**changed: str) -> dict[str, str]:
     return {
         "uris": URIS,
@@ -79,6 +68,7 @@ def repository(**changed: str) -> dict[str, str]:
         "key": "/nowhere/key.pub",
         "fingerprint": "0" * 40,
         "preferences": "",
+        "without": [],
         **changed,
     }
 
@@ -93,12 +83,36 @@ def test_a_key_that_cannot_be_read(key: str) -> None:
     assert error.value.code == "packages.mirror"
 
 
-@pytest.mark.skipif(not shutil.which("gpg"), reason="gpg is not installed")
+def test_a_key_may_be_given_itself_and_must_be_the_pinned_one() -> None:
+    with (
+        pytest.raises(PackageError, match=f"must be {'0' * 40} and no other") as error,
+        apt_preview.preview(repository(key=KEY.decode()), 5),
+    ):
+        pytest.fail("apt was asked with a wrong key")
+    assert error.value.evidence == {"found": [PRIMARY], "pinned": "0" * 40}
+
+
+def test_files_that_would_go_are_not_shown_to_apt(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for name in ("cuda.list", "cuda-12.list", "debian.sources"):
+        (tmp_path / "there" / name).touch()
+    apt_preview._links(tmp_path / "there", tmp_path / "shown", ["cuda.list", "cuda-*.list"])
+    assert [path.name for path in (tmp_path / "shown").iterdir()] == ["debian.sources"]
+
+
+def test_a_repository_that_cannot_be_used_is_a_verdict() -> None:
+    options = {"layer": "driver", "action": "simulate", "packages": {"x": "1"}, "timeout": 5, "preview": repository()}
+    result, refused = perform(options)
+    assert refused
+    assert [verdict["code"] for verdict in result["verdicts"]] == ["packages.mirror"]
+    assert (result["packages"], result["plan"]["steps"]) == ({}, [])
+
+
 def test_a_file_that_is_no_key_is_refused(tmp_path: Path) -> None:
     key = tmp_path / "key.pub"
     key.write_text("<html>Not found</html>")
     with (
-        pytest.raises(PackageError, match="The key is none") as error,
+        pytest.raises(PackageError, match="the file holds no key") as error,
         apt_preview.preview(repository(key=str(key)), 5),
     ):
         pytest.fail("apt was asked with a wrong key")

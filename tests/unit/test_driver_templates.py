@@ -296,15 +296,25 @@ def test_only_a_rollback_or_a_variable_allows_to_go_down() -> None:
 
 
 def test_check_mode_names_the_other_branch_of_what_is_installed() -> None:
-    """The pin has not moved in check mode: without these names apt would see a conflict and no plan."""
+    """The distribution's pin has not moved in check mode: without these names apt would see a conflict and no plan."""
     packages = dict.fromkeys(
         ("nvidia-firmware-575-575.57.08", "libnvidia-compute-575", "nvidia-modprobe"), "575.57.08-0ubuntu1"
     )
     there = {**NOTHING, "version": "575.57.08", "packages": packages}
-    asked = value(host("ubuntu2404", __nvidia_driver_found=there, ansible_check_mode=True), "__nvidia_driver_asked")
+    variables = {"__nvidia_driver_found": there, "ansible_check_mode": True, "nvidia_driver_source": "distro"}
+    asked = value(host("ubuntu2404", **variables), "__nvidia_driver_asked")
     assert asked["nvidia-firmware-580-580.82.07"] == "580.82.07"
     assert {"libnvidia-compute-580", "nvidia-modprobe", "nvidia-dkms-580-open"} <= asked.keys()
     assert not [name for name in asked if "575" in name]
+    # NVIDIA's repository is looked at with the pin that it will have: apt moves the others by itself.
+    asked = value(host("ubuntu2404", **{**variables, "nvidia_driver_source": "nvidia"}), "__nvidia_driver_asked")
+    assert set(asked) == set(value(host("ubuntu2404"), "__nvidia_driver_names"))
+
+
+def test_a_repository_is_looked_at_before_it_is_added_but_not_on_the_way_back() -> None:
+    assert value(host("debian12"), "__nvidia_driver_previewed") is True
+    assert value(host("debian12", nvidia_driver_source="distro"), "__nvidia_driver_previewed") is False
+    assert value(host("debian12", nvidia_driver_wanted=record()), "__nvidia_driver_previewed") is False
 
 
 def test_what_dpkg_left_unpacked_is_finished_and_not_asked_for() -> None:

@@ -7,18 +7,20 @@ is told to look there. The node's own lists, sources, preferences and caches are
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from .apt_query import Apt, PackageError
+from .apt_query import Apt, PackageError, native
+from .openpgp import fingerprints
 
+ARMOR = "-----BEGIN PGP PUBLIC KEY BLOCK-----"
 KEY_LIMIT = 1 << 20  # bytes of a key file
 KEY_TIMEOUT_S = 30.0
 UPDATE_TIMEOUT_S = 300.0  # NVIDIA's list has a few megabytes
@@ -50,8 +52,10 @@ _MIRROR = (
 def preview(repository: Mapping[str, Any], timeout_s: float) -> Iterator[Apt]:
     """Yield an Apt that sees one more repository, and preferences, than the node has.
 
-    repository: ``uris`` (address), ``suites`` (such as "./"), ``key`` (address or path of the key), ``fingerprint`` (of
-    the key, 40 hexadecimal digits), ``preferences`` (text of a preferences file, or empty). timeout_s: of one query.
+    repository: ``uris`` (address), ``suites`` (such as "./"), ``key`` (address or path of the key, or the armored key
+    itself), ``fingerprint`` (of the key, 40 hexadecimal digits), ``preferences`` (text of a preferences file, or
+    empty), ``without`` (patterns of names of source and preferences files that are taken for absent). timeout_s: of one
+    query.
 
     Raises PackageError ``packages.mirror`` when the key is another one, or the repository cannot be read.
     """
@@ -59,13 +63,16 @@ def preview(repository: Mapping[str, Any], timeout_s: float) -> Iterator[Apt]:
     try:
         folder.chmod(0o755)  # apt fetches as a user of its own
         key = folder / "key.asc"
-        key.write_bytes(_checked_key(repository, folder, Apt(timeout_s=timeout_s)))
-        lines = ("Types: deb", f"URIs: {repository['uris']}", f"Suites: {repository['suites']}", f"Signed-By: {key}")
+        key.write_bytes(_checked_key(repository))
+        lines = (
+            "Types: deb", f"URIs: {repository['uris']}", f"Suites: {repository['suites']}",
+            f"Architectures: {native()}", f"Signed-By: {key}",
+        )  # fmt: skip
         source = folder / "preview.sources"
         source.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        _links(Path(LISTS), folder / "lists")
-        _links(Path(CONFIGURATION, "sources.list.d"), folder / "sources.list.d")
-        _links(Path(CONFIGURATION, "preferences.d"), folder / "preferences.d")
+        _links(Path(LISTS), folder / "lists", ["lock"])
+        for name in ("sources.list.d", "preferences.d"):
+            _links(Path(CONFIGURATION, name), folder / name, repository["without"])
         (folder / "sources.list.d" / source.name).symlink_to(source)
         if repository["preferences"]:
             (folder / "preferences.d" / "zz-bedplate-preview.pref").write_text(
@@ -95,12 +102,12 @@ def _configuration(folder: Path) -> str:
     return "\n".join([*lines, *(f'{name} "{value}";' for name, value in settings.items())]) + "\n"
 
 
-def _links(source: Path, target: Path) -> None:
-    """Make a directory that shows the files of another one."""
+def _links(source: Path, target: Path, without: Sequence[str]) -> None:
+    """Make a directory that shows the files of another one, but for those whose names fit a pattern."""
     target.mkdir()
     with contextlib.suppress(FileNotFoundError):
         for path in source.iterdir():
-            if path.is_file() and path.name != "lock":
+            if path.is_file() and not any(fnmatchcase(path.name, pattern) for pattern in without):
                 (target / path.name).symlink_to(path)
 
 
@@ -125,12 +132,14 @@ def mirror_error(uris: str, output: str) -> PackageError:
     return PackageError("packages.mirror", uris, f"It cannot be read: {reason}.", action, output=said[:10])
 
 
-def _checked_key(repository: Mapping[str, Any], folder: Path, apt: Apt) -> bytes:
+def _checked_key(repository: Mapping[str, Any]) -> bytes:
     """Return the key file once its one primary key has the pinned fingerprint. Raises PackageError."""
     where, pinned = str(repository["key"]), str(repository["fingerprint"]).replace(" ", "").upper()
     try:
         content: bytes
-        if "://" in where:
+        if where.lstrip().startswith(ARMOR):
+            content, where = where.encode(), "the key"
+        elif "://" in where:
             with urllib.request.urlopen(where, timeout=KEY_TIMEOUT_S) as answer:  # noqa: S310  # the operator's address
                 content = answer.read(KEY_LIMIT)
         else:
@@ -140,22 +149,13 @@ def _checked_key(repository: Mapping[str, Any], folder: Path, apt: Apt) -> bytes
         raise PackageError(
             "packages.mirror", where, f"The key cannot be read: {reason}.", "Correct its place."
         ) from error
-    unchecked = folder / "unchecked.asc"
-    unchecked.write_bytes(content)
-    home = folder / "gnupg"
-    home.mkdir(mode=0o700)
-    shown = apt.ask(
-        "gpg", "--homedir", str(home), "--batch", "--with-colons", "--show-keys", str(unchecked), accept=(0, 2)
-    )
-    found = fingerprints(shown)
+    found = fingerprints(content)
     if found != [pinned]:
-        message = f"The key is {', '.join(found) or 'none'}, and not {pinned}."
-        action = "Find out who changed it before you trust it."
+        listed = ", ".join(name or "a key of an unknown version" for name in found) or "no key"
+        message = f"The key must be {pinned} and no other; the file holds {listed}."
+        action = (
+            "Find out who changed it before anything trusts it. For a mirror that signs with its own key, pin that "
+            "one: nvidia_driver_key_fingerprint, cuda_toolkit_key_fingerprint."
+        )
         raise PackageError("packages.mirror", where, message, action, found=found, pinned=pinned)
-    os.unlink(unchecked)
     return content
-
-
-def fingerprints(output: str) -> list[str]:
-    """Return the fingerprints of the primary keys in the output of ``gpg --with-colons --show-keys``."""
-    return re.findall(r"^pub:.*\n(?:fpr):+([0-9A-F]{40}):", output, re.MULTILINE)

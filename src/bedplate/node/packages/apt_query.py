@@ -248,10 +248,10 @@ def _dpkg(names: Iterable[str], apt: Apt) -> dict[str, list[str]]:
 def _plain(name: str) -> str:
     """Return a package name without the architecture that dpkg adds to Multi-Arch: same packages (native ones here)."""
     base, _, architecture = name.partition(":")
-    return base if architecture in ("", _native(), "all") else name
+    return base if architecture in ("", native(), "all") else name
 
 
-def _native() -> str:
+def native() -> str:
     """Return Debian's name of this machine's architecture, as far as GPUs are concerned."""
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
 

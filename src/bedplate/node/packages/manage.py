@@ -144,8 +144,15 @@ def summary(plan: Plan) -> str:
         return "Every package is there at its version; nothing would change."
     actions = [step.action for step in plan.steps]
     parts = [f"{actions.count(action)} to {action}" for action in dict.fromkeys(actions)]
-    sizes = f"{plan.download_bytes / 1e6:.1f} MB to download, {plan.disk_bytes / 1e6:+.1f} MB on disk"
+    sign = "-" if plan.disk_bytes < 0 else "+"
+    sizes = f"{_size(plan.download_bytes)} to download, {sign}{_size(abs(plan.disk_bytes))} on disk"
     return f"{_count(plan.steps)}: {', '.join(parts)}; {sizes}."
+
+
+def _size(count: int) -> str:
+    """Return a number of bytes as a person reads it: "740.0 MB"; powers of ten, as apt's."""
+    unit, divisor = next(((u, d) for u, d in (("GB", 1e9), ("MB", 1e6)) if count >= d), ("kB", 1e3))
+    return f"{count / divisor:.1f} {unit}"
 
 
 def _count(things: Collection[Any]) -> str:
@@ -336,8 +343,18 @@ def perform(options: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     with contextlib.ExitStack() as stack:
         apt = Apt(timeout_s=options["timeout"])
         if options["preview"]:
-            apt = stack.enter_context(preview(options["preview"], options["timeout"]))
+            try:
+                apt = stack.enter_context(preview(options["preview"], options["timeout"]))
+            except PackageError as error:
+                return _nothing_known(error.verdict(options["layer"])), True
         return _perform(options, apt)
+
+
+def _nothing_known(verdict: Verdict) -> dict[str, Any]:
+    """Return the result where the repository that was to be looked at cannot be used."""
+    plan = Plan(())
+    result: dict[str, Any] = {"changed": False, "packages": {}, "installed": {}, "plan": plan.to_dict()}
+    return {**result, "diff": diff(plan), "verdicts": [verdict.to_dict()], "msg": sentence(verdict)}
 
 
 def _perform(options: Mapping[str, Any], apt: Apt) -> tuple[dict[str, Any], bool]:
