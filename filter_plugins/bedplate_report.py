@@ -10,13 +10,18 @@ from ansible.errors import AnsibleFilterError
 from bedplate.controller.errors import BedplateError
 from bedplate.controller.nodes import baseline, generation_named, layers_to_go_back
 from bedplate.controller.plain import plain
-from bedplate.controller.report import age_s, failure, failure_report, record, report
+from bedplate.controller.report import age_s, failure, failure_report, record, report, same_hardware
 from bedplate.controller.report_drift import drift
 
 
 def bedplate_failure(result: Any, task: str = "", action: str = "") -> dict[str, Any]:
     """Return the task, the reason and the verdicts of a failed task's result."""
     return failure(plain(result), str(plain(task)), str(plain(action)))
+
+
+def bedplate_same_hardware(failed: Any, live: Any) -> bool:
+    """Tell whether a change failed for nothing but hardware that what is live misses as well."""
+    return same_hardware(plain(failed), plain(live))
 
 
 def bedplate_failure_report(failed: Any, outcome: Any, wanted: str) -> str:
@@ -74,6 +79,7 @@ class FilterModule:
         return {
             "bedplate_failure": bedplate_failure,
             "bedplate_failure_report": bedplate_failure_report,
+            "bedplate_same_hardware": bedplate_same_hardware,
             "bedplate_report": bedplate_report,
             "bedplate_record": bedplate_record,
             "bedplate_drift": bedplate_drift,

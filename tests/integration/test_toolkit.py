@@ -132,8 +132,8 @@ def layer(node: Node) -> dict[str, Any]:
     return found
 
 
-def failing(node: Node) -> list[str]:
-    return [v["code"] for v in node.state()["runs"][-1]["verdicts"] if v["status"] == "fail"]
+def failing(node: Node, status: str = "fail") -> list[str]:
+    return [v["code"] for v in node.state()["runs"][-1]["verdicts"] if v["status"] == status]
 
 
 def test_provision_compile_beside_and_back(node: Node) -> None:

@@ -23,6 +23,7 @@ from bedplate.controller.report import (
     host_lines,
     record,
     report,
+    same_hardware,
     table,
     tidy,
 )
@@ -224,12 +225,34 @@ def test_only_hardware_is_at_fault(verdicts: tuple[Verdict, ...], hardware: bool
     assert failure({"verdicts": dicts(*verdicts)}, "")["hardware"] is hardware
 
 
+@pytest.mark.parametrize(
+    ("failed", "live", "same"),
+    [
+        ((GPU, BUS), (GPU, BUS, GOOD), True),
+        ((GPU,), (GPU, BUS), True),
+        ((GPU, BUS), (GPU,), False),
+        ((GPU,), (replace(GPU, status="pass"),), False),  # the new profile expects what the node never had
+        ((GPU,), (GPU, BAD), False),  # the live stack does not load with the new driver
+        ((GPU, BAD), (GPU,), False),
+        ((replace(GPU, preexisting=True), BUS), (GPU, BUS), True),
+        ((), (), False),
+    ],
+)
+def test_a_node_stays_where_going_back_cures_nothing(
+    failed: tuple[Verdict, ...], live: tuple[Verdict, ...], same: bool
+) -> None:
+    assert same_hardware(dicts(*failed), dicts(*live)) is same
+
+
 FAILED = {"task": "Verify", "reason": "It raised.", "verdicts": []}
 
 
 def test_where_the_node_is_after_a_failure() -> None:
     assert "needs a person" in failure_report(FAILED, {}, "new-1")
     assert "has no live generation" in failure_report(FAILED, {"current": None, "verdicts": []}, "new-1")
+    stays = failure_report({**FAILED, "stays_on": "old-1"}, {}, "new-1")
+    assert "Nothing went back, since going back cures no hardware. The node is on old-1" in stays
+    assert "is not verified" in stays
     well = failure_report(FAILED, {"current": "old-1", "verdicts": dicts(GOOD), "simulated": True}, "new-1")
     assert "The node is on old-1, verified again (simulated GPU node):" in well
     assert "2.9.1, 1.2 s" in well

@@ -19,10 +19,12 @@ PLAY_VARIABLES = frozenset(
         "bedplate_before",
         "bedplate_begun",
         "bedplate_failure",
+        "bedplate_hardware",
         "bedplate_layers_now",
         "bedplate_plan",
         "bedplate_run",
         "bedplate_serial",
+        "bedplate_stays",
         "bedplate_wanted",
     }
 )

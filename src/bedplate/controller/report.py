@@ -107,6 +107,20 @@ def only_hardware(verdicts: Sequence[Verdict]) -> bool:
     )
 
 
+def same_hardware(failed: Sequence[JsonDict], live: Sequence[JsonDict]) -> bool:
+    """Tell whether a change failed for nothing but hardware that what is live misses as well.
+
+    Args:
+        failed: the verdicts with which the change failed.
+        live: the verdicts on the generation that is live, by its own profile, taken after the change.
+
+    A new profile that expects what the node never had is no fault of hardware: the live one does not miss it.
+    """
+    after, before = ([Verdict.from_dict(verdict) for verdict in verdicts] for verdicts in (failed, live))
+    missed = {(v.code, v.subject) for v in failing(before, preexisting=True)}
+    return only_hardware(after) and only_hardware(before) and {(v.code, v.subject) for v in failing(after)} <= missed
+
+
 def _unseen(verdict: Verdict) -> bool:
     """Tell whether a verdict on the bus says that NVML sees fewer GPUs than it has."""
     bus, nvml = (verdict.evidence.get(key) for key in ("pci", "nvml"))
@@ -125,7 +139,7 @@ def failure_report(failure: JsonDict, outcome: JsonDict, wanted: str) -> str:
     """Return the text that ends a failed host: what failed, why, and where the node is now.
 
     Args:
-        failure: as `failure` returns it.
+        failure: as `failure` returns it; ``stays_on`` added: the live generation when nothing went back on purpose.
         outcome: ``current`` (generation id or None), ``verdicts`` (of the verification after going back) and
             ``simulated``, or empty when going back did not come to its end.
         wanted: id of the generation that the run wanted to make live.
@@ -134,6 +148,12 @@ def failure_report(failure: JsonDict, outcome: JsonDict, wanted: str) -> str:
     mark = " (simulated GPU node)" if outcome.get("simulated") else ""
     if failure.get("needs_reboot"):
         lines.append("Nothing went back, since nothing is broken: reboot the node, then run the playbook again.")
+    elif failure.get("stays_on"):
+        lines += [
+            f"Nothing went back, since going back cures no hardware. The node is on {failure['stays_on']}{mark}:",
+            "it loads, and misses the same. What this run has changed below it stays and is not verified (`layers` in",
+            "/var/lib/bedplate/state.json). A person is needed: after the repair, run the playbook again.",
+        ]
     elif not outcome:
         lines.append("Going back did not end either: this node needs a person. State: /var/lib/bedplate/state.json")
     elif not outcome["current"]:
