@@ -196,6 +196,7 @@ def test_a_node_without_the_repository_can_say_what_would_happen(node: Node) -> 
         "key": f"{URL}/debian12/x86_64/3bf863cc.pub",
         "fingerprint": node.sh("cat /srv/aptrepo/fingerprint"),
         "suites": "./",
+        "without": [],
         "preferences": "Package: src:*nvidia*:any\nPin: version 580.82.07-1\nPin-Priority: 1000\n",
     }
     plan = judge(node, names, preview=repository)
