@@ -134,6 +134,8 @@ def test_a_generation_that_cannot_be_verified_fails_with_its_reason(live: Node, 
     record = records(tmp_path)[live.name]
     assert record["outcome"] == "failed"
     assert "profile.json" in record["reason"]
+    assert "run.task_failed" in codes(record, "fail")
+    assert all(verdict["action"] for verdict in record["verdicts"] if verdict["status"] == "fail")
     assert list(tmp_path.rglob("evidence.tar.gz"))
 
 
