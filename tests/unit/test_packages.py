@@ -397,6 +397,19 @@ def test_rules(steps: list[Step], more: dict[str, Any], expected: str) -> None:
     assert codes(Plan(tuple(steps), **more), WANT)[0] == expected
 
 
+@pytest.mark.parametrize(
+    ("download", "disk", "said"),
+    [
+        (0, 0, "0.0 kB to download, +0.0 kB on disk."),
+        (12_345, -27_600, "12.3 kB to download, -27.6 kB on disk."),
+        (740_000_000, 2_100_000_000, "740.0 MB to download, +2.1 GB on disk."),
+    ],
+)
+def test_a_plan_says_its_sizes(download: int, disk: int, said: str) -> None:
+    plan = Plan((Step("install", "libcuda1", "", "580.82.07-1"),), download_bytes=download, disk_bytes=disk)
+    assert packages.summary(plan) == f"1 package: 1 to install; {said}"
+
+
 def test_a_toolkit_brings_no_driver() -> None:
     names = {"cuda-13-0": "13.0.1-1"}
     steps = (
