@@ -216,7 +216,7 @@ def test_a_gpu_that_is_lost_takes_no_driver_back(gpu_node: Node, site: Any, repo
 
     node.sh("rm /etc/simulated-nvidia")
     reboot(node)
-    repaired = site("low")
+    repaired = node.play("rollback.yml", "low", **{**settings(repository), "bedplate_rollback_to": "low"})
     assert repaired.code == 0, repaired.output
     assert journal(node) == shown(node) == OLD
 

@@ -49,6 +49,27 @@ def layers_run(node: Generations, run_id: str, layer: str, record: dict[str, Any
     node.end(run_id)
 
 
+def test_back_on_demand_from_a_change_that_was_left_unverified(node: Generations, paths: Paths) -> None:
+    """The live generation stays, and the driver below it goes back to what it pins."""
+    provision(node, "r1", A)
+    layers_run(node, "r2", "driver", OLD)
+    node.begin("r3", B, holder=HOLDER)
+    node.layer("r3", "driver", "begin", NEW)
+    node.fail("r3", "a GPU is lost")
+    assert load(paths.state)["layers"]["driver"]["to"] == NEW
+
+    begun = node.begin("r4", A, kind="rollback", holder=HOLDER)
+    assert (begun["generation"], begun["changed"]) == (A, True)
+    back = node.rollback("r4", A, kind="rollback", hold=True)
+    assert (back["current"], back["changed"]) == (A, False)
+    change(node, "r4", "driver", OLD)
+    node.end("r4")
+    state = check_settled(paths)
+    assert (state["active"], state["runs"][-1]["result"]) == (A, "active")
+    assert (state["layers"]["driver"]["is"], state["layers"]["driver"]["to"]) == (OLD, None)
+    assert not node.begin("r5", A, kind="rollback", holder=HOLDER)["changed"]
+
+
 def test_a_run_of_layers_leaves_the_generations_alone(node: Generations, paths: Paths) -> None:
     provision(node, "r1", A)
     layers_run(node, "r2", "driver", NEW)

@@ -154,10 +154,12 @@ class Generations:
             else:
                 self._settle(change)
                 if kind == "rollback" and generation and generation == change.state["active"]:
-                    change.result.update(
-                        generation=generation, directory=self.paths.generation(generation), reused=True
-                    )
-                    return change.report(f"{generation} is active already.")
+                    if not layers_of.unfinished(change.state):
+                        change.result.update(
+                            generation=generation, directory=self.paths.generation(generation), reused=True
+                        )
+                        return change.report(f"{generation} is active already.")
+                    kind = LAYERS  # it stays, and what was begun below it goes back to what it pins
                 intent = self._announce(change, run_id, generation, kind, profile, target, holder or {}, step)
             to = intent["to"]
             if intent["kind"] == LAYERS:
@@ -474,6 +476,8 @@ class Generations:
             intent = _mine(change, run_id)
             if intent and intent["kind"] == LAYERS and change.last_run(run_id):
                 return change.report(f"Run {run_id} has gone back already, except for what is in to_undo.")
+            if intent and intent["kind"] == LAYERS and kind == "rollback":
+                return change.report(f"{intent['to']} is active already; the layers below it go back.")
             if intent and intent["kind"] in ("provision", LAYERS):
                 return self._end_failed(change, intent, reason, verdicts or [], hold)
             if intent:

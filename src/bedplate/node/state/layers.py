@@ -53,6 +53,11 @@ def records(state: Json) -> Json:
     return {layer: entry["is"] for layer, entry in state["layers"].items() if entry["is"] is not None}
 
 
+def unfinished(state: Json) -> list[str]:
+    """Return the layers with a change that was begun and not concluded."""
+    return [layer for layer in LAYERS if (state["layers"].get(layer) or {}).get("to") is not None]
+
+
 def to_undo(state: Json, run_id: str) -> list[Json]:
     """Return the layers that a run changed and how they were, the newest first: ``layer``, ``record`` (or None)."""
     changed = []
