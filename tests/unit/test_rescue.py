@@ -26,7 +26,7 @@ IMPORT = Verdict("import.error", "fail", "stack", "torch", "It raised.", {}, "Lo
 LOADS = Verdict("import.ok", "pass", "stack", "torch", "It imports.").to_dict()
 WAITS = Verdict("driver.reboot_pending", "needs-reboot", "driver", "driver", "Older.", {}, "Reboot.").to_dict()
 
-# host: what fails (verdicts, or a message), what is live, what its verification says (None: it breaks off), and who acts:
+# host: what fails (verdicts, or a message), what is live, what its proof says (None: it breaks off), and who acts:
 # the way back, or the journal's `fail`.
 CASES: dict[str, tuple[Any, str | None, Any, str]] = {
     "hardware": ([GPU], "old-1", [GPU, LOADS], "fail"),
