@@ -15,7 +15,7 @@ trap 'kill "$faults" 2> /dev/null || true; cat "$log"; rm -f "$log"' EXIT
 pytest -m 'node and not real' tests/integration > "$log" 2>&1 &
 faults=$!
 
-for scenario in default rollback faulty driver; do
+for scenario in default rollback faulty driver toolkit; do
   molecule test --scenario-name "$scenario"
 done
 wait "$faults"
