@@ -9,6 +9,7 @@ under OUT/faults/<fault>/, and OUT/fingerprint: the fingerprint of the key that 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gzip
 import hashlib
 import io
@@ -19,7 +20,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -537,6 +538,18 @@ class Signer:
 
     home: Path
 
+    @classmethod
+    @contextlib.contextmanager
+    def made(cls) -> Iterator[Signer]:
+        """Make the key, and end its agent at the end."""
+        with tempfile.TemporaryDirectory(prefix="aptrepo-", dir="/tmp") as home:  # a short path: it holds a socket
+            signer = cls(Path(home))
+            signer.gpg("--quick-gen-key", f"{STAND_IN} <nobody@invalid>", "ed25519", "sign", "never")
+            try:
+                yield signer
+            finally:
+                subprocess.run(["gpgconf", "--homedir", home, "--kill", "all"], check=True)
+
     def gpg(self, *arguments: str, text: bytes = b"") -> bytes:
         command = ["gpg", "--homedir", str(self.home), "--batch", "--quiet", "--pinentry-mode", "loopback"]
         command += ["--passphrase", "", *arguments]
@@ -574,20 +587,15 @@ def write_repository(folder: Path, key_name: str, packages: list[Package], signe
 
 def build(out: Path) -> None:
     """Write everything under out, which must not exist."""
-    with tempfile.TemporaryDirectory(prefix="aptrepo-", dir="/tmp") as home:  # a short path: it holds a socket
-        signer = Signer(Path(home))
-        signer.gpg("--quick-gen-key", f"{STAND_IN} <nobody@invalid>", "ed25519", "sign", "never")
-        try:
-            for distro, key_name in KEYS.items():
-                packages = contents(distro)
-                write_repository(out / distro / "x86_64", key_name, packages, signer)
-                if distro in FAULTY:
-                    for fault, change in FAULTS.items():
-                        folder = out / "faults" / fault / distro / "x86_64"
-                        write_repository(folder, key_name, change(packages), signer)
-            (out / "fingerprint").write_text(signer.fingerprint() + "\n")
-        finally:
-            subprocess.run(["gpgconf", "--homedir", home, "--kill", "all"], check=True)
+    with Signer.made() as signer:
+        for distro, key_name in KEYS.items():
+            packages = contents(distro)
+            write_repository(out / distro / "x86_64", key_name, packages, signer)
+            if distro in FAULTY:
+                for fault, change in FAULTS.items():
+                    folder = out / "faults" / fault / distro / "x86_64"
+                    write_repository(folder, key_name, change(packages), signer)
+        (out / "fingerprint").write_text(signer.fingerprint() + "\n")
 
 
 def main() -> None:
