@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import RunModule
 from generation_tools import HOLDER, A, B, check_settled, install, paths_in
+
+from conftest import RunModule
 
 
 @pytest.fixture

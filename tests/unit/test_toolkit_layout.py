@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import RunModule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +28,7 @@ from bedplate.node.toolkit.layout import (
     survey,
     switch,
 )
+from conftest import RunModule
 
 FILES_13 = {
     "nvidia/cu13/bin/nvcc": "nvcc",
