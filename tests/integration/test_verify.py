@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -103,6 +104,59 @@ def test_every_fault_of_every_host_is_reported_with_its_evidence(live: Node, sec
     assert b"--hash=sha256:" in parts["requirements.lock"]
     assert json.loads(parts["state.json"])["active"] == live.current()
     assert not [name for name, data in parts.items() if b"hunter2" in data]
+
+
+PATCH = r"""
+import glob, sys
+(path,) = glob.glob("/opt/bedplate/current/venv/lib/python3*/site-packages/torch/distributed.py")
+mark = '    \"\"\"Replace the elements on every rank by the sum over all ranks.\"\"\"\n'
+text = open(path).read()
+assert mark in text
+open(path, "w").write(text.replace(mark, mark + sys.argv[1]))
+"""
+
+
+def patch(node: Node, code: str) -> None:
+    """Have the live torch run something at the start of its all-reduce."""
+    node.sh(f"python3 -c {shlex.quote(PATCH)} {shlex.quote(code)}")
+
+
+# As NCCL does: a segment is made, which any full file system allows, and then its pages are touched.
+TOUCH_SHM = """    import mmap
+    with open(f"/dev/shm/bedplate-test-{_rank}", "wb+") as stream:
+        stream.truncate(8 << 20)
+        segment = mmap.mmap(stream.fileno(), 8 << 20)
+        for at in range(0, 8 << 20, 4096):
+            segment[at] = 1
+"""
+
+
+def test_a_rank_that_segfaults_and_an_import_that_prints_and_exits_0(live: Node, tmp_path: Path) -> None:
+    patch(live, "    if _rank == 1:\n        __import__('ctypes').string_at(0)\n")
+    live.sh(
+        "cd /opt/bedplate/current/venv/lib/python3*/site-packages/sgl_kernel && "
+        "echo 'import os; print(\"ok\", flush=True); os._exit(0)' > __init__.py"
+    )
+    play = live.play("verify.yml", GOOD, "--tags", "imports,collective", bedplate_reports=str(tmp_path))
+    assert play.code == 2, play.output
+    record = records(tmp_path)[live.name]
+    failed = {verdict["code"]: verdict["message"] for verdict in record["verdicts"] if verdict["status"] == "fail"}
+    assert failed.keys() == {"stack.drift", "import.crash", "collective.rank_failed"}
+    assert failed["collective.rank_failed"].startswith("Rank 1 died by SIGSEGV (all-reduce of 8 bytes")
+    assert "exit code 0" in failed["import.crash"]
+
+
+def test_a_full_shared_memory_is_the_nodes_fault(live: Node, tmp_path: Path) -> None:
+    patch(live, TOUCH_SHM)
+    live.sh("fallocate -l $(($(stat -f -c '%f * %S' /dev/shm) - 1048576)) /dev/shm/bedplate-test-full")
+    try:
+        play = live.play("verify.yml", GOOD, "--tags", "collective", bedplate_reports=str(tmp_path))
+    finally:
+        live.sh("rm -f /dev/shm/bedplate-test-*")
+    assert play.code == 2, play.output
+    (verdict,) = [v for v in records(tmp_path)[live.name]["verdicts"] if v["code"] == "collective.shm_full"]
+    assert (verdict["status"], verdict["layer"]) == ("fail", "node")
+    assert "MiB free" in verdict["message"]
 
 
 def test_tags_choose_the_checks(live: Node, tmp_path: Path) -> None:
