@@ -48,7 +48,7 @@ node-tests: setup ## Molecule scenarios and fault injection on container nodes
 	scripts/node_tests.sh
 
 .PHONY: test-real
-test-real: setup ## The story on real wheels (about 10 GB of downloads the first time, 30 GB of disk)
+test-real: setup ## Real wheels, toolkits and driver, more than an hour (about 12 GB of downloads the first time, 30 GB of disk)
 	pytest -m real tests/integration --no-header -v
 
 .PHONY: lint

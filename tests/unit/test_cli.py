@@ -186,7 +186,12 @@ def test_real_interrupt(shell: Shell) -> None:
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/simple"
     command = [str(BEDPLATE), "fetch", "old", "--profiles", str(shell.profiles), "--to", str(shell.wheels / "to")]
     process = subprocess.Popen(
-        [*command, "--index-url", url], env=os.environ | {"NO_COLOR": "1"}, stderr=subprocess.PIPE, text=True
+        [*command, "--index-url", url],
+        env=os.environ | {"NO_COLOR": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell starts what it sends to the background with SIGINT ignored, and these tests may be that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     listener.accept()
     time.sleep(0.2)
