@@ -205,6 +205,16 @@ def test_only_a_reboot_is_missing() -> None:
     assert not failure({"verdicts": dicts(waiting, BAD)}, "")["needs_reboot"]
 
 
+def test_a_gpu_that_fell_off_is_no_pending_reboot() -> None:
+    """It stays where it is, too, but something is broken, and the evidence is wanted."""
+    fallen = Verdict("gpu.after_load", "needs-reboot", "node", "GPU 3", "It does not answer any more.")
+    found = failure({"verdicts": dicts(fallen, GOOD)}, "Verify")
+    assert (found["needs_reboot"], found["hardware"]) == (True, True)
+    text = failure_report(found, {}, "b")
+    assert "nothing is broken" not in text
+    assert "read the evidence" in text
+
+
 BUS = Verdict("gpu.pci_count", "fail", "node", "GPUs on the bus", "7.", {"pci": ["a"], "nvml": ["a"]}, "Reseat it.")
 
 
@@ -219,6 +229,8 @@ BUS = Verdict("gpu.pci_count", "fail", "node", "GPUs on the bus", "7.", {"pci": 
         ((replace(BUS, evidence={"pci": ["a", "b"], "nvml": ["a"]}), GPU), False),  # the driver may be at fault
         ((Verdict("packages.kernel_change", "fail", "driver", "linux", "No."),), False),  # nothing was changed yet
         ((replace(GPU, preexisting=True), GOOD), False),
+        # The live generation is not asked for a collective, so it cannot tell that this one is the node's.
+        ((Verdict("collective.gpus_not_idle", "needs-reset", "node", "GPUs", "Busy."),), False),
     ],
 )
 def test_only_hardware_is_at_fault(verdicts: tuple[Verdict, ...], hardware: bool) -> None:

@@ -33,7 +33,7 @@ _WHERE_MORE = {
     "reboot": "See on its console whether the node is up, then run the playbook again.",
 }
 # The prefixes of the codes that are about what hands can touch.
-_OF_HARDWARE = ("gpu.", "node.", "collective.")
+_OF_HARDWARE = ("gpu.", "node.")
 
 JsonDict = Mapping[str, Any]
 Line = list[tuple[str, str]]  # pieces of text, each with a style of rich; "" for none
@@ -96,7 +96,7 @@ def _verdict_of_task(result: JsonDict, task: str, action: str) -> Verdict:
 def only_hardware(verdicts: Sequence[Verdict]) -> bool:
     """Tell whether something fails, and nothing but hardware: what no older driver, toolkit or stack could cure.
 
-    That is what the checks of GPUs, node and links find, by the table of codes. A GPU that is on the bus and that NVML
+    That is what the checks of GPUs and node find, by the table of codes. A GPU that is on the bus and that NVML
     does not see is no such case: the driver may be at fault.
     """
     codes = {verdict.code for verdict in failing(verdicts)}
@@ -146,7 +146,11 @@ def failure_report(failure: JsonDict, outcome: JsonDict, wanted: str) -> str:
     """
     lines = [f"{wanted} did not go live. Failed in: {failure['task']}", "", failure["reason"], ""]
     mark = " (simulated GPU node)" if outcome.get("simulated") else ""
-    if failure.get("needs_reboot"):
+    if failure.get("needs_reboot") and failure.get("hardware"):
+        lines.append(
+            "Nothing went back, since that cures no GPU: read the evidence, reboot the node, run the playbook again."
+        )
+    elif failure.get("needs_reboot"):
         lines.append("Nothing went back, since nothing is broken: reboot the node, then run the playbook again.")
     elif failure.get("stays_on"):
         lines += [
