@@ -322,7 +322,7 @@ msg:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.bedplate.child import ChildError
+from ansible.module_utils.bedplate.child import ChildError, child_failed
 from ansible.module_utils.bedplate.verdicts import failing, sentence, worst
 from ansible.module_utils.bedplate.verify import summary, verify
 
@@ -410,7 +410,7 @@ def main() -> None:
     try:
         verdicts = verify(module.params)
     except ChildError as error:
-        module.fail_json(msg=f"The verification could not start: {error}")
+        verdicts = [child_failed(error, layer="node", subject="the verification")]
     failures = failing(verdicts)
     result = {
         "verdicts": [verdict.to_dict() for verdict in verdicts],

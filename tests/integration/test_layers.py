@@ -212,7 +212,10 @@ def test_a_gpu_that_is_lost_takes_no_driver_back(gpu_node: Node, site: Any, repo
     asked = node.play("rollback.yml", "low", **{**settings(repository), "bedplate_rollback_to": "low"})
     assert asked.code != 0
     assert asked.output.partition("fatal: ")[0].rpartition("TASK [")[2].startswith("nvidia_driver : Verify]")
-    assert "NVML sees 7, and 8 are expected" in re.sub(r"\s+", " ", asked.output)
+    told = re.sub(r"\s+", " ", asked.output)
+    assert "NVML sees 7, and 8 are expected" in told
+    assert f"Going back to {generation} failed in: Verify" in told
+    assert node.state()["intent"] is None, "the node is let go"
 
     node.sh("rm /etc/simulated-nvidia")
     reboot(node)
@@ -254,16 +257,18 @@ def test_a_reboot_that_is_not_allowed_stops_the_run_and_nothing_goes_back(gpu_no
     assert journal(node) == shown(node) == NEW
 
 
-def test_one_layer_alone(gpu_node: Node, site: Any) -> None:
+def test_one_layer_alone(gpu_node: Node, site: Any, repository: Path) -> None:
     node = gpu_node
     generation = node.current()
-    one = site("low", "--tags", "driver", nvidia_driver_allow_downgrade=True)
+    one = site("low", bedplate_layers=["driver"], nvidia_driver_allow_downgrade=True)
     assert one.code == 0, one.output
     assert journal(node) == {**NEW, "driver": "575.57.08"}
     assert node.current() == generation
-    other = site("high", bedplate_layers=["driver"])
-    assert other.code == 0, other.output
+    # The live generation again, on what it was verified on.
+    back = node.play("rollback.yml", "high", **{**settings(repository), "bedplate_rollback_to": "high"})
+    assert back.code == 0, back.output
     assert journal(node) == shown(node) == NEW
+    assert node.current() == generation
 
 
 def test_a_driver_change_that_was_killed_is_settled_by_the_next_run(

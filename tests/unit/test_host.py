@@ -465,13 +465,6 @@ def test_sentences_say_what_was_found(tree: HostTree) -> None:
     )
 
 
-def test_under_load_the_generation_counts(healthy: dict[str, Any]) -> None:
-    verdicts = host.judge(healthy, with_gpu3(healthy_nvml(), pcie_gen=5), EXPECT, under_load=True)
-    assert [v.subject for v in verdicts if v.code == "gpu.link_speed" and v.status == "fail"] == [
-        f"GPU {gpu_bus_id(index)}" for index in range(8) if index != 3
-    ]
-
-
 def test_a_process_that_nvml_does_not_see_uses_the_gpu(tree: HostTree) -> None:
     tree.process(4242, "python3", "/dev/nvidiactl", "/dev/nvidia3", "/dev/nvidia-uvm")
     verdicts = host.judge(report_of(tree), with_gpu3(healthy_nvml(), utilization=100), EXPECT)

@@ -70,6 +70,47 @@ def test_back_on_demand_from_a_change_that_was_left_unverified(node: Generations
     assert not node.begin("r5", A, kind="rollback", holder=HOLDER)["changed"]
 
 
+def test_back_on_demand_from_a_driver_that_was_changed_alone(node: Generations, paths: Paths) -> None:
+    """The live generation goes back to the driver that it was verified on, however well the other one works."""
+    layers_run(node, "r1", "driver", OLD)
+    provision(node, "r2", A)
+    layers_run(node, "r3", "driver", NEW)
+    assert node.begin("r4", A, kind="rollback", holder=HOLDER)["changed"]
+    node.rollback("r4", A, kind="rollback", hold=True)
+    change(node, "r4", "driver", OLD)
+    node.end("r4")
+    assert check_settled(paths)["layers"]["driver"]["is"] == OLD
+    assert not node.begin("r5", A, kind="rollback", holder=HOLDER)["changed"]
+
+
+def test_a_way_back_that_fails_lets_the_node_go(node: Generations, paths: Paths) -> None:
+    """Of both kinds: a run has one record, and what is not finished stays written down."""
+    layers_run(node, "r1", "driver", OLD)
+    provision(node, "r2", A)
+    node.begin("r3", B, holder=HOLDER)
+    change(node, "r3", "driver", NEW)
+    node.rollback("r3", reason="it does not load", hold=True)
+    node.layer("r3", "driver", "begin", OLD)
+    node.fail("r3", "apt has no room")
+    state = load(paths.state)
+    assert (state["intent"], state["active"], state["layers"]["driver"]["to"]) == (None, A, OLD)
+    assert [run["result"] for run in state["runs"]] == ["active", "active", "failed"]
+    assert state["runs"][-1]["reason"] == "apt has no room"
+
+    node.begin("r4", A, kind="rollback", holder=HOLDER)
+    node.rollback("r4", A, kind="rollback", hold=True)
+    node.layer("r4", "driver", "begin", OLD)
+    node.fail("r4", "apt has no room again")
+    assert load(paths.state)["intent"] is None
+    provision(node, "r5", B)
+    node.begin("r6", A, kind="rollback", holder=HOLDER)
+    node.rollback("r6", A, kind="rollback", hold=True)
+    node.layer("r6", "driver", "begin", OLD)
+    node.fail("r6", "still no room")
+    state = load(paths.state)
+    assert (state["intent"], state["active"], state["runs"][-1]["result"]) == (None, A, "failed")
+
+
 def test_a_run_of_layers_leaves_the_generations_alone(node: Generations, paths: Paths) -> None:
     provision(node, "r1", A)
     layers_run(node, "r2", "driver", NEW)

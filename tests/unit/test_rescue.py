@@ -27,7 +27,7 @@ LOADS = Verdict("import.ok", "pass", "stack", "torch", "It imports.").to_dict()
 WAITS = Verdict("driver.reboot_pending", "needs-reboot", "driver", "driver", "Older.", {}, "Reboot.").to_dict()
 
 # host: what fails (verdicts, or a message), what is live, what its proof says (None: it breaks off), and who acts:
-# the way back, or the journal's `fail`.
+# the way back, the journal's `fail`, or, where the way back fails, both.
 CASES: dict[str, tuple[Any, str | None, Any, str]] = {
     "hardware": ([GPU], "old-1", [GPU, LOADS], "fail"),
     "hardware-of-the-new-profile-only": ([GPU], "old-1", [SEEN, LOADS], "undo"),
@@ -37,6 +37,7 @@ CASES: dict[str, tuple[Any, str | None, Any, str]] = {
     "the-stack": ([GPU, IMPORT], "old-1", [GPU, LOADS], "undo"),
     "a-reboot": ([WAITS], "old-1", [LOADS], "fail"),
     "a-task": ("no room", "old-1", [GPU], "undo"),
+    "a-way-back-that-fails": ("no room", "old-1", [GPU], "fail"),
 }
 
 STUB = """#!/usr/bin/python
@@ -81,7 +82,9 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     for role, tasks in {
         "bedplate/tasks/evidence": task("Gather", **{"ansible.builtin.debug": {"msg": "evidence"}}),
         "bedplate/tasks/report": task("Report", **{"ansible.builtin.copy": note}, vars={"said": said}),
-        "rollback/tasks/undo": task("Undo", **{"ansible.builtin.set_fact": {"rollback_outcome": {
+        "rollback/tasks/undo": task("Point at the old one", **{"ansible.builtin.fail": {"msg": "no room either"}},
+                                    when="inventory_hostname == 'a-way-back-that-fails'")
+        + task("Undo", **{"ansible.builtin.set_fact": {"rollback_outcome": {
             "current": "{{ bedplate_begun.current }}", "verdicts": [], "simulated": False}}}),
         "python_stack/tasks/verify": [
             *task("Break off", **{"ansible.builtin.fail": {"msg": "no interpreter"}}, when="case.live is none"),
@@ -139,3 +142,11 @@ def test_what_is_said_of_a_node_that_stays(outcome: dict[str, dict[str, Any]]) -
     assert "Nothing went back, since nothing is broken" in outcome["a-reboot"]["msg"]
     assert outcome["the-stack"]["outcome"] == "rolled_back"
     assert "Nothing went back" not in outcome["the-stack"]["msg"]
+
+
+def test_what_is_said_when_going_back_fails(outcome: dict[str, dict[str, Any]]) -> None:
+    there = outcome["a-way-back-that-fails"]
+    assert there["outcome"] == "needs_person"
+    told = ["no room\n", "Going back failed in: Point at the old one", "no room either", "this node needs a person"]
+    places = [there["msg"].index(words) for words in told]
+    assert places == sorted(places)

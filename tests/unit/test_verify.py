@@ -9,6 +9,7 @@ import pwd
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -298,3 +299,15 @@ def test_documentation_and_argument_spec_say_the_same(module: Any) -> None:
         same_option(option, spec[name], name)
     assert yaml.safe_load(module.EXAMPLES)
     assert yaml.safe_load(module.RETURN)
+
+
+def test_a_verification_that_finds_no_room_to_start_is_a_verdict(
+    verify: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    options: dict[str, Any] = {"layers": ["driver"], "checks": ["gpus"]}
+    result = verify(**options)
+    assert result["failed"]
+    assert codes(result) == [("node.child_failed", "fail")]
+    assert "there is no place for a probe in" in result["msg"]
+    assert not verify(strict=False, **options).get("failed")

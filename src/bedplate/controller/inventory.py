@@ -21,11 +21,13 @@ PLAY_VARIABLES = frozenset(
         "bedplate_failure",
         "bedplate_hardware",
         "bedplate_layers_now",
+        "bedplate_let_go",
         "bedplate_plan",
         "bedplate_run",
         "bedplate_serial",
         "bedplate_stays",
         "bedplate_wanted",
+        "bedplate_way_back",
     }
 )
 

@@ -139,13 +139,16 @@ def failure_report(failure: JsonDict, outcome: JsonDict, wanted: str) -> str:
     """Return the text that ends a failed host: what failed, why, and where the node is now.
 
     Args:
-        failure: as `failure` returns it; ``stays_on`` added: the live generation when nothing went back on purpose.
+        failure: as `failure` returns it; added may be ``stays_on`` (the live generation when nothing went back on
+            purpose) and ``way_back`` (the failure of going back, as `failure` returns it).
         outcome: ``current`` (generation id or None), ``verdicts`` (of the verification after going back) and
             ``simulated``, or empty when going back did not come to its end.
         wanted: id of the generation that the run wanted to make live.
     """
     lines = [f"{wanted} did not go live. Failed in: {failure['task']}", "", failure["reason"], ""]
     mark = " (simulated GPU node)" if outcome.get("simulated") else ""
+    if failure.get("way_back"):
+        lines += [f"Going back failed in: {failure['way_back']['task']}", "", failure["way_back"]["reason"], ""]
     if failure.get("needs_reboot") and failure.get("hardware"):
         lines.append(
             "Nothing went back, since that cures no GPU: read the evidence, reboot the node, run the playbook again."
@@ -159,7 +162,11 @@ def failure_report(failure: JsonDict, outcome: JsonDict, wanted: str) -> str:
             "/var/lib/bedplate/state.json). A person is needed: after the repair, run the playbook again.",
         ]
     elif not outcome:
-        lines.append("Going back did not end either: this node needs a person. State: /var/lib/bedplate/state.json")
+        lines += [
+            "Going back did not end either: this node needs a person. /var/lib/bedplate/state.json says in `layers`",
+            "what is not finished. When the cause is gone, provision again, or go back with playbooks/rollback.yml",
+            "and the name of the live profile as bedplate_rollback_to.",
+        ]
     elif not outcome["current"]:
         lines.append(f"The node has no live generation, as before the run{mark}.")
     else:

@@ -79,9 +79,7 @@ def pci_count(report: Mapping[str, Any], nvml: Mapping[str, Any] | None, expect:
     return verdict("pass", f"The PCI bus has {len(bus)}{so_does}.")
 
 
-def judge(
-    report: Mapping[str, Any], nvml: Mapping[str, Any] | None, expect: Mapping[str, Any], under_load: bool
-) -> list[Verdict]:
+def judge(report: Mapping[str, Any], nvml: Mapping[str, Any] | None, expect: Mapping[str, Any]) -> list[Verdict]:
     """Return the other verdicts gpu.*: arguments as ``host.judge``."""
     well = [gpu for gpu in (nvml or {}).get("gpus", []) if "error" not in gpu]
     recovered = [bus_of(gpu) for gpu in well if gpu["recovery_action"] == "none"]
@@ -96,7 +94,7 @@ def judge(
         return verdicts + _ids(report, expect)
     return [
         *verdicts,
-        *_link_speed(well, under_load),
+        *_link_speed(well),
         *_ecc(well, expect),
         *_row_remap(well),
         *_retired_pages(well),
@@ -188,10 +186,10 @@ def _link_width(report: Mapping[str, Any], well: Gpus, expect: Mapping[str, Any]
     return check.end("pass", f"The links have {_counted(widths.values())} lanes.", {"widths": widths})
 
 
-def _link_speed(well: Gpus, under_load: bool) -> list[Verdict]:
+def _link_speed(well: Gpus) -> list[Verdict]:
     """Does each link run at its full generation while its GPU works? At rest it goes down, which is normal."""
     check = _Check("gpu.link_speed")
-    working = [g for g in well if under_load or (g["processes"] and (g["utilization"] or 0) >= WORK_PERCENT)]
+    working = [g for g in well if g["processes"] and (g["utilization"] or 0) >= WORK_PERCENT]
     judged = [gpu for gpu in working if gpu["pcie_gen"] and gpu["pcie_gen_max"]]
     for gpu in judged:
         if gpu["pcie_gen"] < gpu["pcie_gen_max"]:

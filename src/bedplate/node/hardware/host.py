@@ -105,15 +105,12 @@ def judge(
     report: Mapping[str, Any],
     nvml: Mapping[str, Any] | None,
     expect: Mapping[str, Any],
-    *,
-    under_load: bool = False,
 ) -> list[Verdict]:
     """Return the verdicts on the devices and the host; reads nothing.
 
     report: of ``inspect``. nvml: of ``gpu.query``; None where no driver was asked yet. expect: the profile's block:
     gpus (number, or None when it is not known), and optional gpu_ids, arch, bar1_min_mib, pcie_width, ecc, iommu. What
-    is None or absent is not demanded. under_load: the GPUs were working when NVML was asked, so that the generation of
-    their links counts.
+    is None or absent is not demanded.
 
     No verdict here blames software that a rollback could bring back, but for ``gpu.init_failed``: hardware does not
     get better by it.
@@ -125,7 +122,7 @@ def judge(
     verdicts.append(gpu_verdicts.pci_count(report, nvml, expect))
     if not report["gpus"] and not (nvml or {}).get("gpus"):
         return verdicts  # no GPU: nothing of what follows matters to this node
-    return verdicts + gpu_verdicts.judge(report, nvml, expect, under_load) + host_verdicts.judge(report, nvml, expect)
+    return verdicts + gpu_verdicts.judge(report, nvml, expect) + host_verdicts.judge(report, nvml, expect)
 
 
 def gpu_users(root: str = "/", *, daemons: bool = False) -> list[dict[str, Any]]:

@@ -154,12 +154,12 @@ class Generations:
             else:
                 self._settle(change)
                 if kind == "rollback" and generation and generation == change.state["active"]:
-                    if not layers_of.unfinished(change.state):
+                    if not layers_of.differ(change.state, generation):
                         change.result.update(
                             generation=generation, directory=self.paths.generation(generation), reused=True
                         )
                         return change.report(f"{generation} is active already.")
-                    kind = LAYERS  # it stays, and what was begun below it goes back to what it pins
+                    kind = LAYERS  # it stays, and what differs below it goes back to what it pins
                 intent = self._announce(change, run_id, generation, kind, profile, target, holder or {}, step)
             to = intent["to"]
             if intent["kind"] == LAYERS:
@@ -429,7 +429,12 @@ class Generations:
             if entry["status"] != "verified" or _blames_stack(verdicts):
                 entry.update(status="failed", reason=reason)
             change.fix_previous(intent["previous"])
-        change.end_run(intent, "failed", reason, verdicts)
+        run = change.last_run(intent["run_id"])
+        if run:  # it has gone back, and failed on the way through the layers below
+            run.update(result="failed", reason=reason, verdicts=run["verdicts"] + verdicts)
+            change.state["intent"] = None
+        else:
+            change.end_run(intent, "failed", reason, verdicts)
         self._hold(change, intent, hold and bool(layers_of.to_undo(change.state, intent["run_id"])))
         change.save()
         return change.report(

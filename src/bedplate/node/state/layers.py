@@ -53,9 +53,15 @@ def records(state: Json) -> Json:
     return {layer: entry["is"] for layer, entry in state["layers"].items() if entry["is"] is not None}
 
 
-def unfinished(state: Json) -> list[str]:
-    """Return the layers with a change that was begun and not concluded."""
-    return [layer for layer in LAYERS if (state["layers"].get(layer) or {}).get("to") is not None]
+def differ(state: Json, generation: str) -> list[str]:
+    """Return the layers that are not what a generation was verified on, or whose change was not concluded."""
+    verified_on = state["generations"][generation].get("layers") or {}
+    return [
+        layer
+        for layer in LAYERS
+        if (entry := state["layers"].get(layer))
+        and (entry["to"] is not None or (layer in verified_on and entry["is"] != verified_on[layer]))
+    ]
 
 
 def to_undo(state: Json, run_id: str) -> list[Json]:
