@@ -157,6 +157,8 @@ def test_story(driver_node: Node, tmp_path: Path, capsys: pytest.CaptureFixture[
     hook.write_text(LOSES_A_GPU)
     output = timed(f"{NEW} fails its verification, {OLD} again", "new", 2, nvidia_driver_before_reboot=str(hook))
     assert "NVML sees 7, and 8 are expected" in output
+    assert "remove nvidia-kernel-dkms" in output
+    assert "upgrade nvidia-kernel-dkms" not in output
     assert "gpu.count" in codes(node)
     assert versions(node) == {OLD_PACKAGE}
     assert loaded(node) == OLD
