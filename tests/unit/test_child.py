@@ -405,6 +405,30 @@ def test_another_user_can_be_asked_under_a_tight_umask(tmp_path: Path) -> None:
 
 
 @as_root
+def test_a_process_of_the_probe_user_cannot_get_a_file_of_roots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Imports are checked several at once: package code runs as the probe's user while the next directory is made."""
+    roots = tmp_path / "roots"
+    roots.write_text("root's alone")
+    seen: list[Path] = []
+    real = os.chown
+
+    def chown(path: Path, user: int, group: int, **kwargs: bool) -> None:
+        real(path, user, group, **kwargs)
+        if Path(path).is_dir():  # from now on it is the user's: what is in it can be anything at any time
+            seen.append(Path(path))
+            for file in Path(path).iterdir():
+                file.unlink()
+                file.symlink_to(roots)
+
+    monkeypatch.setattr(os, "chown", chown)
+    run(tmp_path, "answer(1)", user="nobody", python="/usr/bin/python3")
+    assert seen
+    assert roots.stat().st_uid == 0
+
+
+@as_root
 def test_an_unknown_user_is_named(tmp_path: Path) -> None:
     with pytest.raises(ChildError, match="the user nosuchuser does not exist here"):
         run(tmp_path, "answer(1)", user="nosuchuser")

@@ -252,15 +252,19 @@ def read_environment(path: Path) -> dict[str, str]:
 
 
 def _write_files(directory: Path, start: Mapping[str, Any], probe: ModuleType, account: Any) -> None:
-    """Write what the child reads into its private directory, and give that to the child's user."""
+    """Write what the child reads into its private directory, and give that to the child's user.
+
+    The directory goes last: as soon as it is the user's, another process of that user can put links in it.
+    """
+    texts = {"start.py": source_of(child_start), "probe.py": source_of(probe), "config.json": json.dumps(start)}
     try:
-        (directory / "start.py").write_text(source_of(child_start), encoding="utf-8")
-        (directory / "probe.py").write_text(source_of(probe), encoding="utf-8")
-        (directory / "config.json").write_text(json.dumps(start), encoding="utf-8")
+        for name, text in texts.items():
+            with (directory / name).open("x", encoding="utf-8") as stream:
+                stream.write(text)
+                if account:  # under a umask of 077 it would be root's alone
+                    os.fchown(stream.fileno(), account.pw_uid, account.pw_gid)
         if account:
-            # The files as well: under a umask of 077 they would be root's alone.
-            for path in (directory, *directory.iterdir()):
-                os.chown(path, account.pw_uid, account.pw_gid)
+            os.chown(directory, account.pw_uid, account.pw_gid, follow_symlinks=False)
     except OSError as error:
         raise ChildError(f"there is no place for a probe in {directory.parent}: {error}") from error
 
