@@ -8,9 +8,9 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 
 from bedplate.controller.errors import BedplateError
-from bedplate.controller.nodes import baseline, generation_named, layers_to_go_back
+from bedplate.controller.nodes import baseline, generation_named, layers_to_go_back, layers_to_prove
 from bedplate.controller.plain import plain
-from bedplate.controller.report import age_s, failure, failure_report, record, report, same_hardware
+from bedplate.controller.report import age_s, ended, failure, record, report, same_hardware
 from bedplate.controller.report_drift import drift
 
 
@@ -24,9 +24,9 @@ def bedplate_same_hardware(failed: Any, live: Any) -> bool:
     return same_hardware(plain(failed), plain(live))
 
 
-def bedplate_failure_report(failed: Any, outcome: Any, wanted: str) -> str:
-    """Return the text that ends a failed host."""
-    return failure_report(plain(failed), plain(outcome), str(plain(wanted)))
+def bedplate_ended(failed: Any, outcome: Any, wanted: str) -> dict[str, str]:
+    """Return how a change that failed has ended: outcome and reason for the record, and the text for the person."""
+    return ended(plain(failed), plain(outcome), str(plain(wanted)))
 
 
 def bedplate_report(verdicts: Any) -> str:
@@ -66,6 +66,11 @@ def bedplate_layers_of(state: Any, profile: Any) -> list[dict[str, Any]]:
     return layers_to_go_back(plain(state), plain(profile))
 
 
+def bedplate_layers_to_prove(profile: Any, state: Any, sources: Any) -> dict[str, dict[str, Any]]:
+    """Return what the check of driver and toolkit is told of them, by layer."""
+    return layers_to_prove(plain(profile), plain(state), plain(sources))
+
+
 def bedplate_excuses(verdicts: Any, changed: Any) -> list[dict[str, Any]]:
     """Return those verdicts from before a change that can excuse the same failure after it."""
     return baseline(plain(verdicts), plain(changed))
@@ -78,7 +83,7 @@ class FilterModule:
         """Return the filters by name."""
         return {
             "bedplate_failure": bedplate_failure,
-            "bedplate_failure_report": bedplate_failure_report,
+            "bedplate_ended": bedplate_ended,
             "bedplate_same_hardware": bedplate_same_hardware,
             "bedplate_report": bedplate_report,
             "bedplate_record": bedplate_record,
@@ -87,4 +92,5 @@ class FilterModule:
             "bedplate_generation": bedplate_generation,
             "bedplate_excuses": bedplate_excuses,
             "bedplate_layers_of": bedplate_layers_of,
+            "bedplate_layers_to_prove": bedplate_layers_to_prove,
         }

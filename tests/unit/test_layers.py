@@ -11,7 +11,7 @@ from generation_tools import HOLDER, A, B, check_settled, install, paths_in, pro
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bedplate.controller.nodes import baseline, layers_to_go_back
+from bedplate.controller.nodes import baseline, layers_to_go_back, layers_to_prove
 from bedplate.node.state import generations as module
 from bedplate.node.state import layers
 from bedplate.node.state.generations import Generations, StateError
@@ -19,6 +19,7 @@ from bedplate.node.state.journal import Paths, load
 
 OLD = {"version": "575.57.08", "source": "nvidia", "packages": {"nvidia-open-575": "575.57.08-0ubuntu1"}}
 NEW = {"version": "580.82.07", "source": "nvidia", "packages": {"nvidia-open-580": "580.82.07-0ubuntu1"}}
+PINS = {"version": "580.82.07"}
 CUDA = {"version": "13.0.1", "source": "wheels", "default": True}
 
 
@@ -109,6 +110,61 @@ def test_a_way_back_that_fails_lets_the_node_go(node: Generations, paths: Paths)
     node.fail("r6", "still no room")
     state = load(paths.state)
     assert (state["intent"], state["active"], state["runs"][-1]["result"]) == (None, A, "failed")
+
+
+def test_the_way_back_of_a_first_change_survives_the_run_that_began_it(node: Generations, paths: Paths) -> None:
+    """The driver waits for its reboot, and the next run finds the new packages: the older ones are still known."""
+    provision(node, "r1", A)
+    node.begin("r2", B, holder=HOLDER)
+    node.layer("r2", "driver", "begin", NEW, found=OLD)
+    node.fail("r2", "a reboot is needed")
+    node.begin("r3", B, holder=HOLDER)
+    change(node, "r3", "driver", NEW, found=NEW)
+    assert node.rollback("r3", reason="it does not load", hold=True)["to_undo"] == [{"layer": "driver", "record": OLD}]
+
+
+def test_layers_go_back_after_a_commit_that_found_no_room(
+    node: Generations, paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provision(node, "r1", A)
+    layers_run(node, "r2", "driver", OLD)
+    install(node.begin("r3", B, holder=HOLDER)["directory"])
+    change(node, "r3", "driver", NEW)
+    node.built("r3")
+    with monkeypatch.context() as full:
+        full.setattr("bedplate.node.state.change.switch_link", no_room)
+        with pytest.raises(StateError, match="no room"):
+            node.commit("r3")
+    result = node.rollback("r3", reason="no room", hold=True, holder=HOLDER)
+    assert result["to_undo"] == [{"layer": "driver", "record": OLD}]
+    assert (result["current"], result["state"]["intent"]["holder"]) == (A, HOLDER)
+    change(node, "r3", "driver", OLD)
+    node.end("r3")
+    assert check_settled(paths)["layers"]["driver"]["is"] == OLD
+
+
+def no_room(*_: Any) -> float:
+    raise StateError("no_space", "no room")
+
+
+@pytest.mark.parametrize(
+    ("pins", "layers", "told"),
+    [
+        ({}, {}, {}),
+        ({"driver": None, "toolkit": None}, {"driver": {"is": OLD}}, {}),
+        ({"driver": PINS}, {}, {"driver": {**PINS, "source": "nvidia", "packages": {}}}),
+        (
+            {"driver": PINS, "toolkit": {"version": "13.0.1"}},
+            {"driver": {"is": NEW}, "toolkit": {"is": {**CUDA, "path": "/usr/local/cuda-13.0"}}},
+            {
+                "driver": {**PINS, "source": "nvidia", "packages": NEW["packages"]},
+                "toolkit": {"version": "13.0.1", "source": "none", "path": "/usr/local/cuda-13.0"},
+            },
+        ),
+    ],
+)
+def test_what_is_proved_of_the_layers_below(pins: dict[str, Any], layers: dict[str, Any], told: dict[str, Any]) -> None:
+    assert layers_to_prove(pins, {"layers": layers}, {"driver": "nvidia", "toolkit": "none"}) == told
 
 
 def test_a_run_of_layers_leaves_the_generations_alone(node: Generations, paths: Paths) -> None:

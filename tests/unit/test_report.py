@@ -16,8 +16,8 @@ from bedplate.controller.report import (
     OUTCOMES,
     age_s,
     as_text,
+    ended,
     failure,
-    failure_report,
     figure,
     has_failed,
     host_lines,
@@ -210,9 +210,10 @@ def test_a_gpu_that_fell_off_is_no_pending_reboot() -> None:
     fallen = Verdict("gpu.after_load", "needs-reboot", "node", "GPU 3", "It does not answer any more.")
     found = failure({"verdicts": dicts(fallen, GOOD)}, "Verify")
     assert (found["needs_reboot"], found["hardware"]) == (True, True)
-    text = failure_report(found, {}, "b")
-    assert "nothing is broken" not in text
-    assert "read the evidence" in text
+    end = ended(found, {}, "b")
+    assert end["outcome"] == "needs_person"
+    assert "nothing is broken" not in end["text"]
+    assert "read the evidence" in end["text"]
 
 
 BUS = Verdict("gpu.pci_count", "fail", "node", "GPUs on the bus", "7.", {"pci": ["a"], "nvml": ["a"]}, "Reseat it.")
@@ -256,17 +257,55 @@ def test_a_node_stays_where_going_back_cures_nothing(
     assert same_hardware(dicts(*failed), dicts(*live)) is same
 
 
-FAILED = {"task": "Verify", "reason": "It raised.", "verdicts": []}
+FAILED = {"task": "Verify", "reason": "It raised.", "verdicts": [], "needs_reboot": False, "hardware": False}
+BACK = {"current": "old-1", "verdicts": dicts(GOOD), "simulated": True}
 
 
-def test_where_the_node_is_after_a_failure() -> None:
-    assert "needs a person" in failure_report(FAILED, {}, "new-1")
-    assert "has no live generation" in failure_report(FAILED, {"current": None, "verdicts": []}, "new-1")
-    stays = failure_report({**FAILED, "stays_on": "old-1"}, {}, "new-1")
-    assert "Nothing went back, since going back cures no hardware. The node is on old-1" in stays
-    assert "is not verified" in stays
-    well = failure_report(FAILED, {"current": "old-1", "verdicts": dicts(GOOD), "simulated": True}, "new-1")
-    assert "The node is on old-1, verified again (simulated GPU node):" in well
-    assert "2.9.1, 1.2 s" in well
-    broken = failure_report(FAILED, {"current": "old-1", "verdicts": dicts(BAD)}, "new-1")
-    assert "does NOT verify; a person is needed:\nsgl_kernel: It raised." in broken
+@pytest.mark.parametrize(
+    ("failed", "outcome", "word", "words"),
+    [
+        ({}, {}, "needs_person", ["Going back did not end either: this node needs a person"]),
+        ({}, {"current": None, "verdicts": []}, "rolled_back", ["has no live generation"]),
+        ({"needs_reboot": True}, {}, "failed", ["nothing is broken: reboot the node"]),
+        ({"hardware": True, "stays_on": "old-1"}, {}, "needs_person", ["The node is on old-1:", "is not verified"]),
+        ({}, BACK, "rolled_back", ["The node is on old-1, verified again (simulated GPU node):", "2.9.1, 1.2 s"]),
+        (
+            {},
+            {"current": "old-1", "verdicts": dicts(BAD)},
+            "needs_person",
+            ["does NOT verify; a person is needed:\nsgl_kernel: It raised."],
+        ),
+        (
+            {"way_back": {"task": "Install", "reason": "No room."}},
+            {},
+            "needs_person",
+            ["Going back failed in: Install\n\nNo room.", "needs a person"],
+        ),
+        # The hook after going back: the node is well, and somebody must look at the service.
+        ({"way_back": {"task": "Start", "reason": "No port."}}, BACK, "needs_person", ["No port.", "verified again"]),
+    ],
+)
+def test_where_the_node_is_after_a_failure(
+    failed: dict[str, Any], outcome: dict[str, Any], word: str, words: list[str]
+) -> None:
+    end = ended({**FAILED, **failed}, outcome, "new-1")
+    assert end["outcome"] == word
+    assert end["text"].startswith("new-1 did not go live. Failed in: Verify\n\nIt raised.\n")
+    for part in words:
+        assert part in end["text"]
+
+
+def test_the_record_says_what_failed_on_the_way_back_too() -> None:
+    way_back = {"task": "Install", "reason": "No room."}
+    assert ended({**FAILED, "way_back": way_back}, {}, "b")["reason"] == (
+        "It raised.\nGoing back failed in: Install\nNo room."
+    )
+    unsound = ended(FAILED, {"current": "old-1", "verdicts": dicts(BAD)}, "b")
+    assert unsound["reason"] == "It raised.\nold-1 does NOT verify:\nsgl_kernel: It raised. Look there."
+
+
+def test_a_password_in_an_address_does_not_reach_the_journal() -> None:
+    result = {"msg": "uv found nothing at https://deploy:hunter2@mirror.example/simple", "rc": 2}
+    found = failure(result, "Install", "ansible.builtin.fail")
+    assert "hunter2" not in json.dumps(found)
+    assert "mirror.example/simple" in found["reason"]

@@ -18,6 +18,7 @@ PLAY_VARIABLES = frozenset(
         "bedplate_baseline",
         "bedplate_before",
         "bedplate_begun",
+        "bedplate_ended",
         "bedplate_failure",
         "bedplate_hardware",
         "bedplate_layers_now",

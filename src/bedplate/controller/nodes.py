@@ -63,6 +63,25 @@ def layers_to_go_back(state: Mapping[str, Any], profile: Mapping[str, Any]) -> l
     return changes
 
 
+def layers_to_prove(
+    profile: Mapping[str, Any], state: Mapping[str, Any], sources: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """Return what the check of driver and toolkit is told of them, by layer; one that is not pinned is left out.
+
+    Args:
+        profile: a profile.json or a plan, with blocks driver and toolkit that may be None.
+        state: the node's journal, which knows the packages and the path where Bedplate installed the layer.
+        sources: where each layer comes from; ``none`` for one that the host has of its own, of any version.
+    """
+    known = {"driver": ("packages", {}), "toolkit": ("path", "")}
+    found = {}
+    for layer, (key, nothing) in known.items():
+        if profile.get(layer):
+            now = (state["layers"].get(layer) or {}).get("is") or {}
+            found[layer] = {**profile[layer], "source": sources[layer], key: now.get(key, nothing)}
+    return found
+
+
 def baseline(verdicts: Sequence[Mapping[str, Any]], changed: Sequence[str]) -> list[dict[str, Any]]:
     """Return those verdicts from before a change that can excuse the same failure after it.
 

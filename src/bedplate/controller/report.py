@@ -71,8 +71,9 @@ def failure(result: JsonDict, task: str, action: str = "") -> dict[str, Any]:
         "needs_reboot": {verdict.status for verdict in failing(verdicts)} == {"needs-reboot"},
         "hardware": only_hardware(verdicts),
         "task": task or "a task",
-        "reason": reason,
-        "verdicts": [verdict.to_dict() for verdict in verdicts],
+        # Every user of the node can read its journal.
+        "reason": redact(reason),
+        "verdicts": [redact_value(verdict.to_dict()) for verdict in verdicts],
     }
 
 
@@ -135,25 +136,45 @@ def _tool_output(result: JsonDict) -> str:
     return "\n".join([message, *output[-OUTPUT_TAIL_LINES:]])
 
 
-def failure_report(failure: JsonDict, outcome: JsonDict, wanted: str) -> str:
-    """Return the text that ends a failed host: what failed, why, and where the node is now.
+def ended(failure: JsonDict, outcome: JsonDict, wanted: str) -> dict[str, str]:
+    """Say how a change that failed has ended: what failed, why, and where the node is now.
 
     Args:
         failure: as `failure` returns it; added may be ``stays_on`` (the live generation when nothing went back on
             purpose) and ``way_back`` (the failure of going back, as `failure` returns it).
         outcome: ``current`` (generation id or None), ``verdicts`` (of the verification after going back) and
-            ``simulated``, or empty when going back did not come to its end.
+            ``simulated``, or empty when nothing went back, or going back did not come to its end.
         wanted: id of the generation that the run wanted to make live.
+
+    Returns:
+        ``outcome`` (one of ``OUTCOMES``) and ``reason`` (what failed, also on the way back) for the record, and
+        ``text``, which ends the host.
     """
+    way_back = failure.get("way_back")
+    after = [Verdict.from_dict(verdict) for verdict in outcome.get("verdicts", [])]
+    broken = [sentence(verdict) for verdict in failing(after)]
+    waits = failure["needs_reboot"] and not failure["hardware"]
+    reasons = [failure["reason"]]
+    if way_back:
+        reasons.append(f"Going back failed in: {way_back['task']}\n{way_back['reason']}")
+    if broken:
+        reasons.append(f"{outcome['current']} does NOT verify:\n" + "\n".join(broken))
+    if way_back or broken:
+        word = "needs_person"
+    elif waits:
+        word = "failed"
+    else:
+        word = "rolled_back" if outcome else "needs_person"
+
     lines = [f"{wanted} did not go live. Failed in: {failure['task']}", "", failure["reason"], ""]
+    if way_back:
+        lines += [f"Going back failed in: {way_back['task']}", "", way_back["reason"], ""]
     mark = " (simulated GPU node)" if outcome.get("simulated") else ""
-    if failure.get("way_back"):
-        lines += [f"Going back failed in: {failure['way_back']['task']}", "", failure["way_back"]["reason"], ""]
-    if failure.get("needs_reboot") and failure.get("hardware"):
+    if failure["needs_reboot"] and failure["hardware"]:
         lines.append(
             "Nothing went back, since that cures no GPU: read the evidence, reboot the node, run the playbook again."
         )
-    elif failure.get("needs_reboot"):
+    elif waits:
         lines.append("Nothing went back, since nothing is broken: reboot the node, then run the playbook again.")
     elif failure.get("stays_on"):
         lines += [
@@ -169,17 +190,11 @@ def failure_report(failure: JsonDict, outcome: JsonDict, wanted: str) -> str:
         ]
     elif not outcome["current"]:
         lines.append(f"The node has no live generation, as before the run{mark}.")
+    elif broken:
+        lines += [f"The node is on {outcome['current']}, which does NOT verify{mark}; a person is needed:", *broken]
     else:
-        after = [Verdict.from_dict(verdict) for verdict in outcome["verdicts"]]
-        broken = [sentence(verdict) for verdict in failing(after)]
-        if broken:
-            lines += [
-                f"The node is on {outcome['current']}, which does NOT verify{mark}; a person is needed:",
-                *broken,
-            ]
-        else:
-            lines += [f"The node is on {outcome['current']}, verified again{mark}:", as_text(table(after))]
-    return "\n".join(lines)
+        lines += [f"The node is on {outcome['current']}, verified again{mark}:", as_text(table(after))]
+    return {"outcome": word, "reason": "\n".join(reasons), "text": "\n".join(lines)}
 
 
 # ---- the record of a run on a host ------------------------------------------------------------------------------

@@ -497,6 +497,10 @@ class Generations:
             if last and last["result"] == "active":
                 return self._undo(change, last, reason, verdicts or [], holder or {}, hold)
             if last:
+                # Its commit may have been settled a moment ago, for want of room; its layers still go back.
+                self._hold(change, {**last, "holder": holder or {}}, hold and bool(change.result["to_undo"]))
+                if change.intent:
+                    change.save()
                 return change.report(f"Run {run_id} has ended already: {last['result']}.")
             if kind != "rollback":
                 return change.report(nothing)

@@ -34,11 +34,13 @@ def begin(state: Json, layer: str, record: Json, found: Json, run_id: str) -> No
     """Write down that a run changes a layer to ``record``.
 
     ``found`` is what the node had before, for a layer that no run of Bedplate has changed yet; it may be empty. When
-    the same run calls again, to go back for instance, what the layer was before that run stays.
+    the same run calls again, to go back for instance, what the layer was before that run stays. When a run before did
+    not conclude the first change of a layer, what that one found stays: by now the node may have what it wanted.
     """
     entry = state["layers"].setdefault(layer, {"is": None, "was": None, "to": None, "run_id": ""})
     if entry["run_id"] != run_id:
-        entry.update(was=entry["is"] or found or None, run_id=run_id)
+        first_is_open = entry["is"] is None and entry["to"] is not None
+        entry.update(was=entry["was"] if first_is_open else entry["is"] or found or None, run_id=run_id)
     entry["to"] = record
 
 
