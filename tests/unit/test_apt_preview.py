@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_openpgp import KEY, PRIMARY
+from test_openpgp import KEY, PRIMARY, SMUGGLED
 
 from bedplate.node.packages import apt_preview
 from bedplate.node.packages.apt_query import PackageError
@@ -90,6 +90,16 @@ def test_a_key_may_be_given_itself_and_must_be_the_pinned_one() -> None:
     ):
         pytest.fail("apt was asked with a wrong key")
     assert error.value.evidence == {"found": [PRIMARY], "pinned": "0" * 40}
+
+
+def test_apt_is_given_no_key_beside_the_pinned_one() -> None:
+    """gpg reads the pinned key alone from this file; apt-key would have trusted both."""
+    with (
+        pytest.raises(PackageError, match=f"must be {PRIMARY} and no other.*not one armored block") as error,
+        apt_preview.preview(repository(key=SMUGGLED.decode(), fingerprint=PRIMARY), 5),
+    ):
+        pytest.fail("apt was asked with two keys")
+    assert error.value.subject == "the key"
 
 
 def test_files_that_would_go_are_not_shown_to_apt(tmp_path: Path) -> None:

@@ -171,40 +171,6 @@ def test_refusals(system: str, source: str, flavour: str, words: str) -> None:
     assert bool(words) == bool(refusal)
 
 
-# ---- the key ----
-
-PINNED, OTHER = "EB693B3035CD5710E231E123A4B469963BF863CC", "02182E60104FCDC26EAE1B8597A5D4CB8793F200"
-
-
-def shown(*fingerprints: str, subkey: str = "") -> str:
-    """Return what `gpg --show-keys --with-colons` prints of these keys."""
-    lines = []
-    for fingerprint in fingerprints:
-        lines += [f"pub:-:4096:1:{fingerprint[-16:]}:1649952217:::-:::scSC::::::23::0:", f"fpr:::::::::{fingerprint}:"]
-        lines += ["uid:-::::1649952217::D41D8CD9::cudatools <cudatools@nvidia.com>::::::::::0:"]
-        if subkey:
-            lines += ["sub:-:4096:1:0000000000000000:1649952217::::::e::::::23:", f"fpr:::::::::{subkey}:"]
-    return "\n".join(lines)
-
-
-@pytest.mark.parametrize(
-    ("printed", "good"),
-    [
-        (shown(PINNED), True),
-        (shown(PINNED, subkey=OTHER), True),
-        (shown(OTHER), False),
-        (shown(PINNED, OTHER), False),  # apt would trust both
-        (shown(OTHER, PINNED), False),
-        (shown(OTHER, subkey=PINNED), False),
-        ("", False),
-        (f"fpr:::::::::{PINNED}:", False),
-    ],
-)
-def test_only_the_pinned_key_and_nothing_beside_it(printed: str, good: bool) -> None:
-    pattern = value(host("debian12"), "__nvidia_driver_key_pattern")
-    assert bool(re.search(pattern, printed)) is good
-
-
 # ---- what holds the driver ----
 
 

@@ -10,19 +10,14 @@ import contextlib
 import re
 import shutil
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from .apt_query import Apt, PackageError, native
-from .openpgp import fingerprints
+from .repository_key import pinned_key
 
-ARMOR = "-----BEGIN PGP PUBLIC KEY BLOCK-----"
-KEY_LIMIT = 1 << 20  # bytes of a key file
-KEY_TIMEOUT_S = 30.0
 UPDATE_TIMEOUT_S = 300.0  # NVIDIA's list has a few megabytes
 LISTS = "/var/lib/apt/lists"
 CONFIGURATION = "/etc/apt"
@@ -63,7 +58,7 @@ def preview(repository: Mapping[str, Any], timeout_s: float) -> Iterator[Apt]:
     try:
         folder.chmod(0o755)  # apt fetches as a user of its own
         key = folder / "key.asc"
-        key.write_bytes(_checked_key(repository))
+        key.write_text(pinned_key(repository["key"], repository["fingerprint"]), encoding="utf-8")
         lines = (
             "Types: deb", f"URIs: {repository['uris']}", f"Suites: {repository['suites']}",
             f"Architectures: {native()}", f"Signed-By: {key}",
@@ -130,32 +125,3 @@ def mirror_error(uris: str, output: str) -> PackageError:
     reason = next((line[3:] for line in said if line.startswith("E: ")), "apt gave no reason").rstrip(".")
     action = "See that the node reaches it, through its proxy if it has one."
     return PackageError("packages.mirror", uris, f"It cannot be read: {reason}.", action, output=said[:10])
-
-
-def _checked_key(repository: Mapping[str, Any]) -> bytes:
-    """Return the key file once its one primary key has the pinned fingerprint. Raises PackageError."""
-    where, pinned = str(repository["key"]), str(repository["fingerprint"]).replace(" ", "").upper()
-    try:
-        content: bytes
-        if where.lstrip().startswith(ARMOR):
-            content, where = where.encode(), "the key"
-        elif "://" in where:
-            with urllib.request.urlopen(where, timeout=KEY_TIMEOUT_S) as answer:  # noqa: S310  # the operator's address
-                content = answer.read(KEY_LIMIT)
-        else:
-            content = Path(where).read_bytes()[:KEY_LIMIT]
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise PackageError(
-            "packages.mirror", where, f"The key cannot be read: {reason}.", "Correct its place."
-        ) from error
-    found = fingerprints(content)
-    if found != [pinned]:
-        listed = ", ".join(name or "a key of an unknown version" for name in found) or "no key"
-        message = f"The key must be {pinned} and no other; the file holds {listed}."
-        action = (
-            "Find out who changed it before anything trusts it. For a mirror that signs with its own key, pin that "
-            "one: nvidia_driver_key_fingerprint, cuda_toolkit_key_fingerprint."
-        )
-        raise PackageError("packages.mirror", where, message, action, found=found, pinned=pinned)
-    return content
