@@ -61,6 +61,11 @@ def test_mirror_error(output: str, said: str, action: str) -> None:
     assert action in error.action
 
 
+def test_a_password_of_the_mirror_is_not_shown() -> None:
+    error = apt_preview.mirror_error("https://user:secret@mirror/debian12/", REFUSED)
+    assert error.subject == "https://mirror/debian12/"
+
+
 def repository(**changed: str) -> dict[str, str]:
     return {
         "uris": URIS,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .apt_query import Apt, PackageError, native
-from .repository_key import pinned_key
+from .repository_key import pinned_key, without_user
 
 UPDATE_TIMEOUT_S = 300.0  # NVIDIA's list has a few megabytes
 LISTS = "/var/lib/apt/lists"
@@ -118,10 +118,11 @@ def _update(apt: Apt, source: Path, uris: str) -> None:
 
 def mirror_error(uris: str, output: str) -> PackageError:
     """Return what is wrong with a repository, from what ``apt-get update`` printed."""
+    subject = without_user(uris)
     said = [line for line in output.splitlines() if re.match(r"[EW]: |Err:", line)]
     for pattern, problem, action in _MIRROR:
         if re.search(pattern, output):
-            return PackageError("packages.mirror", uris, f"It cannot be used: {problem}.", action, output=said[:10])
+            return PackageError("packages.mirror", subject, f"It cannot be used: {problem}.", action, output=said[:10])
     reason = next((line[3:] for line in said if line.startswith("E: ")), "apt gave no reason").rstrip(".")
     action = "See that the node reaches it, through its proxy if it has one."
-    return PackageError("packages.mirror", uris, f"It cannot be read: {reason}.", action, output=said[:10])
+    return PackageError("packages.mirror", subject, f"It cannot be read: {reason}.", action, output=said[:10])

@@ -5,19 +5,24 @@ This is the only way in which a key comes to be trusted, in a preview (apt_previ
 
 from __future__ import annotations
 
+import base64
+import re
 import stat
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from ..state.durable import make_dir, write_atomic
 from .apt_query import PackageError
 from .openpgp import KeyFileError, read
 
-ARMOR = "-----BEGIN PGP PUBLIC KEY BLOCK-----"
 KEY_LIMIT = 1 << 20  # bytes of a key file
 KEY_TIMEOUT_S = 30.0
 MODE = 0o644  # apt checks signatures as a user of its own
+
+_USER = re.compile(r"(?<=://)[^/@]*@")
 
 
 def pinned_key(where: str, fingerprint: str) -> str:
@@ -27,21 +32,34 @@ def pinned_key(where: str, fingerprint: str) -> str:
 
     Raises PackageError ``packages.mirror``.
     """
+    if "\n" in where:  # in no address or path
+        return _checked(where.encode(), fingerprint, "the key")
+    place = without_user(where)
     try:
-        content: bytes
-        if where.lstrip().startswith(ARMOR):
-            content, where = where.encode(), "the key"
-        elif "://" in where:
-            with urllib.request.urlopen(where, timeout=KEY_TIMEOUT_S) as answer:  # noqa: S310  # the operator's address
-                content = answer.read(KEY_LIMIT)
-        else:
-            content = Path(where).read_bytes()[:KEY_LIMIT]
-    except (OSError, ValueError) as error:
+        content = _download(where) if "://" in where else Path(where).read_bytes()[:KEY_LIMIT]
+    except (OSError, ValueError, HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise PackageError(
-            "packages.mirror", where, f"The key cannot be read: {reason}.", "Correct its place."
+            "packages.mirror", place, f"The key cannot be read: {reason}.", "Correct its place."
         ) from error
-    return _checked(content, fingerprint, where)
+    return _checked(content, fingerprint, place)
+
+
+def without_user(address: str) -> str:
+    """Return an address as apt shows it: without the user and password that it may have."""
+    return _USER.sub("", address, count=1)
+
+
+def _download(address: str) -> bytes:
+    """Return what is at an address. Raises OSError, ValueError and HTTPException."""
+    request = urllib.request.Request(without_user(address))  # noqa: S310  # the operator's address
+    user = _USER.search(address)
+    if user:  # as apt does; and not told to another server that this one names
+        secret = base64.b64encode(unquote_to_bytes(user.group()[:-1])).decode()
+        request.add_unredirected_header("Authorization", f"Basic {secret}")
+    with urllib.request.urlopen(request, timeout=KEY_TIMEOUT_S) as answer:  # noqa: S310  # the operator's address
+        content: bytes = answer.read(KEY_LIMIT)
+    return content
 
 
 def install(dest: str, where: str, fingerprint: str, *, check: bool) -> dict[str, Any]:
