@@ -40,3 +40,22 @@ def test_the_site_is_part_of_what_apt_shows(repository: str, shown: str) -> None
     known = [Candidate("13.0.88-1", f"{shown}  ")]
     site = render("{{ __cuda_toolkit_site }}", cuda_toolkit_repository=repository)
     assert choose("cuda-cudart-13-0", "13.0.88-1", known, site) == "13.0.88-1"
+
+
+def pins(packages: dict[str, str]) -> str:
+    """Return the preferences of a way back, with what a rollback knows: it has not read the node's toolkits."""
+    back = load("tasks/rollback.yml")[0]
+    move = next(task for task in load("tasks/rollback_nvidia.yml") if task["name"] == "Move the pin back")
+    wanted = {"version": "12.8.1", "packages": packages}
+    template = (ROLE / "templates" / move["ansible.builtin.template"]["src"]).read_text()
+    text: str = render(template, **back["vars"], **move["vars"], cuda_toolkit_wanted=wanted)
+    return text
+
+
+def test_a_way_back_pins_the_leaves_and_not_what_toolkits_share() -> None:
+    """Pinned at 12.8's version, the shared ones would go down below a 13.0 that came again."""
+    shared = {"cuda-toolkit-config-common": "12.8.90-1", "cuda-toolkit-12-config-common": "12.8.90-1"}
+    leaves = {"cuda-cudart-12-8": "12.8.90-1", "cuda-toolkit-12-8-config-common": "12.8.90-1"}
+    text = pins({**shared, **leaves})
+    assert [line.split()[1] for line in text.splitlines() if line.startswith("Package:")] == sorted(leaves)
+    assert text.count("Pin: version 12.8.90-1\nPin-Priority: 1000\n") == 2
