@@ -504,6 +504,57 @@ def test_what_a_killed_caller_left_is_removed_by_the_next_probe(
     assert list(tmp_path.glob("bedplate-probe-*")) == [foreign]
 
 
+def left_behind(directory: Path, pid: str = "1", started: str = "7", namespace: str = "") -> Path:
+    """Return a path that is named as the private directory of a process that is gone."""
+    namespace = namespace or os.readlink("/proc/self/ns/pid").strip("pid:[]")
+    return directory / f"{child.PREFIX}{namespace}-{pid}-{started}-abcd1234"
+
+
+@pytest.mark.parametrize("names", [{"pid": "²"}, {"started": "²"}, {"pid": "١"}, {"pid": ""}, {"started": "7-7"}])
+def test_a_name_that_is_nearly_one_of_ours_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: dict[str, str]
+) -> None:
+    """Anybody can make a directory where the private ones are."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    left_behind(tmp_path, **names).mkdir()
+    assert run(tmp_path, "answer(1)").result == 1
+    assert left_behind(tmp_path, **names).exists()
+
+
+def test_only_a_directory_is_removed_as_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "mine").mkdir()
+    left_behind(tmp_path, "1").symlink_to(tmp_path / "mine")
+    left_behind(tmp_path, "2").write_text("")
+    os.mkfifo(left_behind(tmp_path, "3"))
+    assert run(tmp_path, "answer(1)").result == 1
+    assert len(list(tmp_path.iterdir())) == 5  # and the_probe.py
+
+
+@as_root
+def test_what_another_user_has_named_as_ours_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither root's time nor root's stack is for a tree that somebody else has made."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    directories = [left_behind(tmp_path, started=str(user)) for user in (1, 2)]
+    for user, directory in enumerate(directories, 1):
+        directory.mkdir()
+        os.chown(directory, user, user)
+    run(tmp_path, "answer(1)", user=pwd.getpwuid(2).pw_name, python="/usr/bin/python3")
+    assert [directory.exists() for directory in directories] == [True, False]
+
+
+def test_a_tree_deeper_than_the_stack_is_removed(tmp_path: Path) -> None:
+    body = """
+    answer(os.getcwd())
+    for _ in range(2 * sys.getrecursionlimit()):
+        os.mkdir("d")
+        os.chdir("d")
+    """
+    outcome = run(tmp_path, body)
+    assert outcome.exit_code == 0
+    assert not Path(outcome.result).exists()
+
+
 def test_environment_file(tmp_path: Path) -> None:
     path = tmp_path / "environment"
     path.write_text("# comment\n; too\n\nA=1\nB='two words'\nC=\"x=y\"\nD=\nnonsense\n E = f\n=g\n")

@@ -23,8 +23,8 @@ import contextlib
 import json
 import os
 import pwd
+import re
 import selectors
-import shutil
 import signal
 import stat
 import subprocess
@@ -46,6 +46,7 @@ TERM_GRACE_S = 2.0  # from SIGTERM to SIGKILL
 KILL_GRACE_S = 5.0  # from SIGKILL to giving up on a process in uninterruptible sleep
 POLL_S = 0.02
 WATCH_S = 0.5  # from one look at the memory of all processes to the next
+REMOVE_S = 60.0  # for the files of one probe
 READ_S = 1.0  # for the environments of processes that may be the probe's
 MARK = "BEDPLATE_PROBE"  # a variable whose value finds processes that left the session
 PREFIX = "bedplate-probe-"  # of the private directories
@@ -169,7 +170,7 @@ def run_probe(
     the private directory.
     """
     account = _account(user)
-    _remove_stale()
+    _remove_stale({os.geteuid(), account.pw_uid} if account else {os.geteuid()})
     try:
         directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{_owner()}-"))
     except OSError as error:
@@ -222,7 +223,7 @@ def run_probe(
             memory_exceeded=why == "memory",
         )
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        _remove(directory)
 
 
 def child_failed(error: ChildError, *, layer: str, subject: str) -> Verdict:
@@ -275,24 +276,45 @@ def _owner() -> str:
     return f"{namespace}-{os.getpid()}-{_stat(os.getpid())[START_TIME]}"
 
 
-def _remove_stale() -> None:
+def _remove_stale(owners: set[int]) -> None:
     """Remove what killed callers left behind: the processes of their probes, then the directories.
 
-    A name that another user chose can at most make this end that user's own processes.
+    owners: the ids of the users that a probe's directory may belong to. Anybody can make something of such a name, so
+    what is not a directory of these users is left alone.
     """
-    namespace, _, _ = _owner().split("-")
-    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}{namespace}-*-*-*"):
-        pid, started = path.name[len(PREFIX) :].split("-")[1:3]
-        if not (pid.isdigit() and started.isdigit()) or _stat(int(pid))[START_TIME] == started:
+    namespace = _owner().split("-")[0]
+    name = re.compile(rf"{PREFIX}{namespace}-([0-9]+)-([0-9]+)-[^-]+")
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        parts = name.fullmatch(path.name)
+        if not parts or _stat(int(parts[1]))[START_TIME] == parts[2]:
             continue
         try:
-            owner = path.lstat().st_uid
+            found = path.lstat()
         except OSError:  # somebody else has just removed it
             continue
-        for left in _marked(path.name, None, int(started), owner, set()):
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners:
+            continue
+        for left in _marked(path.name, None, int(parts[2]), found.st_uid, set()):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(left, signal.SIGKILL)
-        shutil.rmtree(path, ignore_errors=True)
+        _remove(path)
+
+
+def _remove(directory: Path) -> None:
+    """Remove a private directory, as far as that is possible.
+
+    With rm and not with shutil.rmtree: that ends with an error in a tree deeper than Python's stack, and waits for ever
+    for a FIFO that takes a directory's place.
+    """
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(
+            ["rm", "-rf", "--", directory],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=REMOVE_S,
+            check=False,
+        )
 
 
 def source_of(module: ModuleType) -> str:
