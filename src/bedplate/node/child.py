@@ -308,7 +308,7 @@ def _remove(directory: Path) -> None:
     """
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(
-            ["rm", "-rf", "--", directory],
+            ["/bin/rm", "-rf", "--", directory],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
