@@ -299,12 +299,33 @@ def test_ending_early_without_an_answer(tmp_path: Path) -> None:
         "os.symlink('/etc/passwd', 'result.json')",
         "open('result.json', 'wb').write(b'\\xff\\xfe')",
         "os.mkdir('result.json')",
+        "open('result.json', 'w').write('[' * 200_000)",
     ],
 )
 def test_a_forged_result_file_is_no_answer(tmp_path: Path, body: str) -> None:
     outcome = run(tmp_path, body)
     assert outcome.result is None
     assert outcome.exit_code == 0
+
+
+def test_more_stages_than_any_probe_has_are_not_read(tmp_path: Path) -> None:
+    outcome = run(
+        tmp_path,
+        """
+        stage('long', 'x' * 100_000)
+        answer(1)
+        for number in range(3000):
+            open(f'stage-{number}', 'w').write('y' * 100_000)
+        """,
+    )
+    assert outcome.result == 1
+    assert len(outcome.stages) == child.STAGES_LIMIT
+    assert {len(text) for text in outcome.stages.values()} == {child.STAGE_LIMIT}
+
+
+def test_a_probe_that_removes_its_directory_has_answered_nothing(tmp_path: Path) -> None:
+    outcome = run(tmp_path, "import shutil\nanswer(1)\nstage('a', 'b')\nshutil.rmtree(os.getcwd())")
+    assert (outcome.exit_code, outcome.result, outcome.stages) == (0, None, {})
 
 
 def test_memory_is_limited(tmp_path: Path) -> None:

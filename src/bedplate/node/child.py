@@ -20,6 +20,7 @@ as well. Control groups are not used: making one needs root and a writable cgrou
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import pwd
@@ -41,7 +42,9 @@ from . import child_start
 from .verdicts import Verdict
 
 OUTPUT_LIMIT = 64 * 1024  # bytes kept of stdout and of stderr: the end, where the cause is
-RESULT_LIMIT = 4 * 1024 * 1024  # bytes of an answer or a stage that are read
+RESULT_LIMIT = 4 * 1024 * 1024  # bytes of an answer that are read
+STAGE_LIMIT = 4096  # bytes of a stage that are read
+STAGES_LIMIT = 1024  # stages that are read; the collective of 16 GPUs, pair by pair, has 271
 TERM_GRACE_S = 2.0  # from SIGTERM to SIGKILL
 KILL_GRACE_S = 5.0  # from SIGKILL to giving up on a process in uninterruptible sleep
 POLL_S = 0.02
@@ -215,7 +218,7 @@ def run_probe(
             signal=_signal_name(-code) if code is not None and code < 0 else None,
             timed_out=why == "time",
             result=_read_json(directory / "result.json"),
-            stages={path.name[len("stage-") :]: _read(path) for path in _stage_files(directory)},
+            stages=_stages(directory),
             stdout=output.text("stdout"),
             stderr=output.text("stderr"),
             elapsed_s=round(elapsed, 3),
@@ -512,12 +515,18 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _stage_files(directory: Path) -> list[Path]:
-    """Return the files of the stages, finished ones only."""
-    return sorted(path for path in directory.glob("stage-*") if path.suffix != ".new")
+def _stages(directory: Path) -> dict[str, str]:
+    """Return the texts of the finished stages by name: a probe may have left any number of files, of any size."""
+    try:
+        with os.scandir(directory) as entries:
+            names = (file.name for file in entries if file.name.startswith("stage-") and not file.name.endswith(".new"))
+            found = sorted(itertools.islice(names, STAGES_LIMIT))
+    except OSError:  # it removed its directory
+        return {}
+    return {name[len("stage-") :]: _read(directory / name, STAGE_LIMIT) for name in found}
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, limit: int) -> str:
     """Return the beginning of a regular file, "" when there is none.
 
     The directory belongs to the probe's user, who may have put anything there: links are not followed.
@@ -529,7 +538,7 @@ def _read(path: Path) -> str:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return ""
-        return os.read(descriptor, RESULT_LIMIT).decode("utf-8", "replace")
+        return os.read(descriptor, limit).decode("utf-8", "replace")
     finally:
         os.close(descriptor)
 
@@ -537,6 +546,6 @@ def _read(path: Path) -> str:
 def _read_json(path: Path) -> Any:
     """Return the JSON value of a file, None when there is none or it is not JSON."""
     try:
-        return json.loads(_read(path))
-    except ValueError:
+        return json.loads(_read(path, RESULT_LIMIT))
+    except (ValueError, RecursionError):
         return None
