@@ -77,6 +77,30 @@ def test_an_edited_record_is_a_change(sealed: Path) -> None:
     assert inspect(str(sealed)).counts["dist_changed"] == 1
 
 
+@pytest.mark.parametrize(
+    ("content", "item"),
+    [
+        (
+            b"\0" * (200 << 10),
+            "RECORD: cannot be read as a list of files",
+        ),  # power was lost before the data were written
+        (b'"' + b"x" * (200 << 10), "RECORD: cannot be read as a list of files"),
+        (b"dist0/m\0.py,sha256=x,1\n", "m\0.py: missing"),
+    ],
+)
+def test_a_damaged_record_is_a_change_and_no_crash(sealed: Path, content: bytes, item: str) -> None:
+    (site(sealed) / "dist0-1.0.dist-info" / "RECORD").write_bytes(content)
+    drift = inspect(str(sealed))
+    assert drift.counts["dist_changed"] == 1
+    assert any(item in text for text in drift.items), drift.items
+
+
+def test_an_environment_can_be_sealed_whatever_a_record_holds(sealed: Path) -> None:
+    (site(sealed) / "dist0-1.0.dist-info" / "RECORD").write_bytes(b"\0" * (200 << 10))
+    write_manifest(str(sealed))
+    assert not inspect(str(sealed))
+
+
 def test_two_wheels_that_own_one_file_are_no_change(tmp_path: Path) -> None:
     base = Path(install(str(tmp_path)))
     with (base / "dist1-1.0.dist-info" / "RECORD").open("a") as file:

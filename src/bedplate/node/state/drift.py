@@ -67,11 +67,19 @@ def _site_packages(generation: str) -> list[str]:
     return [path for path in found if os.path.isdir(os.path.join(generation, "venv", path))]
 
 
+def _listed(record: bytes) -> list[tuple[str, str]] | None:
+    """Return path and size, as they stand there, of each file that a RECORD lists; None when it is no CSV."""
+    try:
+        rows = list(csv.reader(record.decode("utf-8", "replace").splitlines()))
+    except csv.Error:
+        return None
+    return [(row[0], row[2]) for row in rows if len(row) == 3 and row[0]]
+
+
 def _scan(generation: str) -> dict[str, Any]:
     """Return what the disk says now: dists, entries, and the anomalies of every file that a RECORD lists.
 
     ``anomalies`` and ``times`` (mtime in ns) are keyed by the path below ``venv``.
-    "kind".
     """
     venv = os.path.join(generation, "venv")
     dists: dict[str, str | None] = {}
@@ -94,27 +102,29 @@ def _scan(generation: str) -> dict[str, Any]:
                 dists[f"{site}/{name}"] = None
                 continue
             dists[f"{site}/{name}"] = hashlib.sha256(record).hexdigest()
-            for row in csv.reader(record.decode("utf-8", "replace").splitlines()):
-                if len(row) != 3 or not row[0]:
-                    continue
-                path = f"{site}/{row[0]}"
-                if ".." in row[0] or row[0].startswith("/"):
+            listed = _listed(record)
+            if listed is None:
+                anomalies[f"{site}/{name}/RECORD"] = "cannot be read as a list of files"
+                continue
+            for file_name, size in listed:
+                path = f"{site}/{file_name}"
+                if ".." in file_name or file_name.startswith("/"):
                     # scripts are ../../../bin/x; anything that leaves the environment is not ours to look at
                     path = os.path.normpath(path)
-                    if row[0].startswith("/") or path.startswith(".."):
+                    if file_name.startswith("/") or path.startswith(".."):
                         continue
                 count += 1
                 try:
                     info = os.lstat(f"{venv}/{path}")
-                except OSError:
+                except (OSError, ValueError):  # no path holds a NUL, and a damaged RECORD may
                     anomalies[path] = "missing"
                     continue
                 size_sum += info.st_size
                 times[path] = info.st_mtime_ns
                 if not stat.S_ISREG(info.st_mode):
                     anomalies[path] = "not a regular file"
-                elif row[2] and str(info.st_size) != row[2]:
-                    anomalies[path] = f"{info.st_size} bytes, RECORD says {row[2][:20]}"
+                elif size and str(info.st_size) != size:
+                    anomalies[path] = f"{info.st_size} bytes, RECORD says {size[:20]}"
     return {
         "dists": dists,
         "entries": entries,
