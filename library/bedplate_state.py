@@ -258,15 +258,22 @@ to_undo:
   elements: dict
 error:
   description: Code of the refusal; one of busy, locked, corrupt, no_space, io, refused, invalid, missing.
-  returned: failure
+  returned: failure, but for a question about packages
   type: str
+verdicts:
+  description: Why the package manager could not be asked, as one verdict of the first of O(layers).
+  returned: failure of a question about packages, action is read
+  type: list
+  elements: dict
 """
 
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.bedplate.packages.apt_query import PackageError
 from ansible.module_utils.bedplate.state.generations import Generations, StateError, perform
 from ansible.module_utils.bedplate.state.journal import Paths
+from ansible.module_utils.bedplate.verdicts import sentence
 
 
 def argument_spec() -> dict[str, dict[str, Any]]:
@@ -306,6 +313,10 @@ def main() -> None:
         module.exit_json(**perform(node, given))
     except StateError as exc:
         module.fail_json(msg=str(exc), error=exc.code)
+    except PackageError as exc:
+        # Only layers are asked about packages, and all of them of one database: the first speaks for it.
+        verdict = exc.verdict(next(iter(given["layers"])))
+        module.fail_json(msg=sentence(verdict), verdicts=[verdict.to_dict()])
 
 
 if __name__ == "__main__":

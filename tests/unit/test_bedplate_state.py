@@ -102,3 +102,15 @@ def test_a_damaged_journal(state: Any, tmp_path: Path) -> None:
 def test_unknown_options_are_refused_by_ansible(state: Any) -> None:
     assert "Unsupported parameters" in state("read", generations=A)["msg"]
     assert "value of action must be one of" in state("repair")["msg"]
+
+
+def test_a_package_database_that_cannot_be_asked_is_a_verdict(state: Any) -> None:
+    state("begin", run_id="r1", kind="layers", holder=HOLDER)
+    record = {"version": "580.82.07", "packages": {"--no-such-option": "1"}}
+    state("layer", run_id="r1", layer="driver", phase="begin", record=record)
+    state("layer", run_id="r1", layer="driver", phase="done")
+    result = state("read", layers={"driver": {"version": "580.82.07"}})
+    assert result["failed"]
+    (verdict,) = result["verdicts"]
+    assert (verdict["code"], verdict["status"], verdict["layer"]) == ("packages.query_failed", "fail", "driver")
+    assert verdict["message"] in result["msg"]

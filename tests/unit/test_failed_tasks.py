@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+from generation_tools import HOLDER, paths_in
+
+from bedplate.node.state.generations import Generations
 
 ROOT = Path(__file__).resolve().parents[2]
 FAILURE = "{{ ansible_failed_result | bedplate_failure(ansible_failed_task.name, ansible_failed_task.action) }}"
@@ -63,15 +66,10 @@ TASKS: dict[str, tuple[dict[str, Any], str, str, str]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("play")
-    tasks = []
-    for name, (task, *_) in TASKS.items():
-        keep = {"ansible.builtin.copy": {"content": FAILURE, "dest": f"{folder}/{name}.json", "mode": "0600"}}
-        tasks.append({"block": [{"name": name, **task}], "rescue": [{"name": "Keep it", **keep}]})
-    play = {"name": "Fail", "hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": tasks}
-    (folder / "play.yml").write_text(yaml.safe_dump([play], sort_keys=False))
+def play(folder: Path, tasks: list[dict[str, Any]], **variables: Any) -> None:
+    """Run tasks here as a play, which must come to its end."""
+    head = {"name": "Play", "hosts": "localhost", "connection": "local", "gather_facts": False, "vars": variables}
+    (folder / "play.yml").write_text(yaml.safe_dump([{**head, "tasks": tasks}], sort_keys=False))
     arguments = ["-i", "localhost,", "-e", f"ansible_python_interpreter={sys.executable}", str(folder / "play.yml")]
     done = subprocess.run(
         [Path(sys.executable).with_name("ansible-playbook"), *arguments],
@@ -79,6 +77,16 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("play")
+    tasks = []
+    for name, (task, *_) in TASKS.items():
+        keep = {"ansible.builtin.copy": {"content": FAILURE, "dest": f"{folder}/{name}.json", "mode": "0600"}}
+        tasks.append({"block": [{"name": name, **task}], "rescue": [{"name": "Keep it", **keep}]})
+    play(folder, tasks)
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in TASKS}
 
 
@@ -93,3 +101,28 @@ def test_a_failed_task_has_a_code_and_a_next_step(failures: dict[str, Any], name
     assert verdict["action"] in failures[name]["reason"]
     assert not failures[name]["needs_reboot"]
     assert not failures[name]["hardware"]
+
+
+def test_verify_goes_on_without_the_package_database(tmp_path: Path) -> None:
+    """The tasks of the playbook that read the state, on a node whose dpkg ends with 2, as one that is damaged does."""
+    node = Generations(paths_in(tmp_path))
+    node.begin("r1", kind="layers", holder=HOLDER)
+    node.layer("r1", "driver", "begin", {"version": "580.82.07", "packages": {"--no-such-option": "1"}})
+    node.layer("r1", "driver", "done")
+    node.end("r1")
+    (verify,) = yaml.safe_load((ROOT / "playbooks" / "verify.yml").read_text())
+    tasks = [task for task in verify["tasks"] if "bedplate_state" in task]
+    told = "{{ bedplate_before | bedplate_drift(verify_layers.results) }}"
+    tasks.append({"ansible.builtin.copy": {"content": told, "dest": f"{tmp_path}/told.json", "mode": "0600"}})
+    wanted = {"driver": {"version": "580.82.07"}, "toolkit": {"version": "13.0.1"}}
+    play(
+        tmp_path,
+        tasks,
+        bedplate_root=f"{tmp_path}/opt",
+        bedplate_state_dir=f"{tmp_path}/var",
+        bedplate_wanted=wanted,
+    )
+    driver, toolkit, stack = json.loads((tmp_path / "told.json").read_text())
+    assert (driver["code"], driver["status"], driver["layer"]) == ("packages.query_failed", "fail", "driver")
+    assert "exit code 2" in driver["message"]
+    assert [toolkit["code"], stack["code"]] == ["toolkit.drift", "stack.absent"]

@@ -19,18 +19,24 @@ def drift(
 
     before: what bedplate_state read, without layers: ``current``, ``drift``, ``drift_counts``, ``state``.
     layers: for each of driver and toolkit that the inventory asks for, what bedplate_state read with the wanted
-        record of that one, as a loop over {key, value} registers it: ``item.key``, ``drift``, ``drift_counts``.
+        record of that one, as a loop over {key, value} registers it: ``item.key``, ``drift``, ``drift_counts``; or
+        ``verdicts`` instead, where the package manager could not be asked.
     plan: the plan of the profile that the inventory names, or None when it cannot be read here.
     """
-    names = [read["item"]["key"] for read in layers]
-    verdicts = [
-        drift_verdict(name, _of_layer(read, before), f"The {name} is what the profile pins and what was installed.")
-        for name, read in zip(names, layers)
-    ]
+    verdicts = [verdict for read in layers for verdict in _layer(read, before)]
     verdicts.append(_generation(before))
     if before["current"]:
         verdicts.append(_profile(before["current"], plan))
     return simulated(verdicts) if simulated_node else verdicts
+
+
+def _layer(read: JsonDict, before: JsonDict) -> list[Verdict]:
+    """Return the verdict about a layer, or why there is none."""
+    if "verdicts" in read:
+        return [Verdict.from_dict(verdict) for verdict in read["verdicts"]]
+    name = read["item"]["key"]
+    sound = f"The {name} is what the profile pins and what was installed."
+    return [drift_verdict(name, _of_layer(read, before), sound)]
 
 
 def _of_layer(read: JsonDict, before: JsonDict) -> list[str]:

@@ -78,6 +78,9 @@ class Generations:
             The common keys and ``clean`` (active = current, verified, no intent, no drift, and the wanted one
             when one is named; the same of the wanted layers), ``drift`` (first 20 items of what differs),
             ``drift_counts`` (number by kind).
+
+        Raises:
+            PackageError: the package manager cannot be asked about the packages of a layer.
         """
         if generation:
             self.paths.generation(generation)
