@@ -176,6 +176,25 @@ def test_gpus_that_may_be_in_use_are_left_in_peace(
     assert ("collective.ok", "pass") in codes(verify(**{**options, "operations": []}, collective_when="always"))
 
 
+def test_gpus_whose_driver_does_not_answer_are_left_in_peace(
+    verify: Run, good: Path, tools: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It hung: the GPUs that had answered by then, none here, say nothing about the others."""
+    module = importlib.import_module("ansible.module_utils.bedplate.hardware.gpu")
+    text = "The process that asks NVML did not end in time and was killed after 30 s in nvmlInit"
+    hung = {"error": {"code": None, "name": "TIMEOUT", "text": text}, "gpus": [], "count": None}
+    monkeypatch.setattr(module, "query", {str(tools): hung}.__getitem__)
+    options = {**STACK, "generation": str(good), "operations": ["gemm"], "sysroot": str(tmp_path), "imports": []}
+    result = verify(**options, collective_when="idle", expect={"gpus": 8})
+    skipped = {code: v["message"] for v in result["verdicts"] if (code := v["code"]).endswith(".unavailable")}
+    assert skipped.keys() == {"operation.unavailable", "collective.unavailable"}
+    assert all("because NVML does not answer: The process that asks" in message for message in skipped.values())
+    # Where no GPU is expected, there need not be an NVML.
+    options["operations"] = []
+    assert ("collective.ok", "pass") in codes(verify(**options, collective_when="idle", expect={"gpus": 0}))
+    assert ("collective.ok", "pass") in codes(verify(**options, collective_when="always", expect={"gpus": 8}))
+
+
 def test_the_gpus_are_counted_again_after_they_had_work(verify: Run, tiny: Path, gpus: Path, tmp_path: Path) -> None:
     """GPU 3 falls off the bus in the first all-reduce, as one whose power does not suffice, and leaves its Xid."""
     generation = tiny_stack.take_nccl(tiny_stack.make_generation(tmp_path / "g", tiny))

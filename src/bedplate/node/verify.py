@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -206,17 +206,21 @@ def _hindrance(options: Mapping[str, Any], verdicts: list[Verdict], nvml: Nvml) 
             first = f"{users[0]['comm']} (pid {users[0]['pid']}, {users[0]['user']})"
             more = f" and {len(users) - 1} more" if len(users) > 1 else ""
             return f"It did not run, because {first}{more} uses the GPUs. {_NOT_IDLE}"
-        return _not_idle(nvml()["gpus"])
+        return _not_idle(nvml(), expected=bool(options["expect"].get("gpus")))
     return ""
 
 
-def _not_idle(gpus: Sequence[Mapping[str, Any]]) -> str:
+def _not_idle(answer: Mapping[str, Any], *, expected: bool) -> str:
     """Return why the GPUs of ``gpu.query`` cannot be called idle; empty when nobody uses them.
+
+    expected: there must be GPUs, so that NVML's own error, be it that the driver hangs, says nothing of their use.
 
     NVML knows processes that are not seen from here, such as those outside of this container. A GPU that does not
     tell of its processes counts as used.
     """
-    for found in gpus:
+    if answer["error"] and expected:
+        return f"It did not run, because NVML does not answer: {answer['error']['text'].rstrip('.')}. {_NOT_IDLE}"
+    for found in answer["gpus"]:
         if "error" in found:
             continue
         if found["processes"] is None:
