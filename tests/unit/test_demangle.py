@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bedplate.node.abi import demangle as module
@@ -77,3 +79,39 @@ def test_names_too_long_to_trust_stay_mangled() -> None:
 def test_any_text_is_taken_apart(text: str) -> None:
     split_signature(text)
     source_token(demangle("_Z" + text))
+
+
+def doubling(levels: int) -> str:
+    """Return a name each of whose components is a template with the one before it twice as its arguments."""
+    digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    return "_Z1f1a1bIS_S_E" + "".join(f"S0_IS{digits[n]}_S{digits[n]}_E" for n in range(1, levels + 1))
+
+
+@needs_runtime
+@pytest.mark.parametrize(
+    "name",
+    [
+        doubling(22),  # 130 MB
+        "_Z1fI1aEv" + "T_" * 400,
+        "_Z1fIJ" + "1a" * 2000 + "EEvDp1bIT_1bIT_EE",
+    ],
+)
+def test_text_that_grows_without_measure_is_not_made(name: str) -> None:
+    began = time.monotonic()
+    assert len(demangle(name)) <= module.MAX_DEMANGLED_TEXT
+    assert time.monotonic() - began < 1
+
+
+@needs_runtime
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(
+    ["S_", "S0_", "S1_", "S2_", "S3_", "T_", "T0_", "1a", "1bI", "I", "J", "E", "N", "P", "R", "i", "Dp", "F", "Z", "y",
+     "v", "St", "Ss", "C1", "cv", "1f", "X", "L"]
+), max_size=40))  # fmt: skip
+def test_no_text_is_longer_than_was_estimated(pieces: list[str]) -> None:
+    name = "_Z1f" + "".join(pieces)
+    call = module._demangler()
+    assert call
+    most = module.most_text(name)
+    if most <= 1 << 20:
+        assert len(call(name.encode()) or b"") <= most

@@ -13,9 +13,21 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Callable
 
-# libstdc++ limits its recursion, not its output: long names of hostile files are shown as they are.
+# libstdc++ limits its recursion, not its output, and a name may come from a hostile file: those that are long, or
+# could become so, are shown as they are. MAX_ESTIMATE leaves out none of the names that released extensions want of
+# torch (but a part of the kernels that torch itself instantiates); libstdc++ writes that much in a tenth of a second.
 MAX_DEMANGLED_NAME = 16384
+MAX_REFERENCES = 512
+MAX_ESTIMATE = 16 << 20
+MAX_DEMANGLED_TEXT = 1 << 16
 
+# Whatever may be a reference (to a component before it, to a template's argument), also inside identifiers: a name is
+# not parsed here, and one that only looks like a reference makes the estimate larger.
+_REFERENCE = re.compile(r"(?=S([0-9A-Z]{0,3})_)|(?=T[0-9A-Z_]{0,6}_)")
+_NAME_AGAIN = re.compile(r"[CD]\d|CI\d")  # a constructor repeats the name of its class
+_EXPANSION = re.compile(r"Dp|sp")
+_SCOPE = re.compile(r"Z|cv")  # what may bring template arguments of its own
+_CHARACTER = 20  # the longest text one character stands for: `y` is "unsigned long long", with ", " behind it
 
 # What counts in a signature, and what only looks like it: operators, and names without a name.
 _PUNCTUATION = re.compile(r"operator(?:\(\)|<=>|<<=?|>>=?|->\*?|<=?|>=?|\[\])|\(anonymous namespace\)|[<\[{>\]}(]")
@@ -48,18 +60,52 @@ def _demangler() -> Callable[[bytes], bytes | None] | None:
     return call
 
 
+def most_text(mangled: str) -> int:
+    """Return how long the demangled name may be at most; any number above MAX_ESTIMATE means "too long".
+
+    The n-th component can hold references to earlier components only (Itanium C++ ABI, section 5.1.10), and those
+    stand before it: a reference is at most the literal text and all earlier references with a smaller number. Template
+    parameters are counted apart, since which argument they stand for is known only where they are printed: each may be
+    the whole name, once for every scope that has arguments. A pack is at most as long as the name.
+    """
+    length = len(mangled)
+    weight = _CHARACTER + len(_NAME_AGAIN.findall(mangled))
+    sums: dict[int, tuple[int, int]] = {}  # text and template parameters of the references, by their number
+    parameters = 0
+    for seen, match in enumerate(_REFERENCE.finditer(mangled)):
+        if match.group(1) is None:
+            parameters += 1
+            continue
+        number = int(match.group(1), 36) + 1 if match.group(1) else 0
+        smaller = [value for key, value in sums.items() if key < number]
+        text = weight * match.start() + sum(value[0] for value in smaller)
+        inside = parameters + sum(value[1] for value in smaller)
+        known = sums.get(number, (0, 0))
+        sums[number] = (known[0] + text, known[1] + inside)
+        if seen == MAX_REFERENCES or sums[number][0] > MAX_ESTIMATE:
+            return MAX_ESTIMATE + 1
+    text = total = weight * length + sum(value[0] for value in sums.values())
+    parameters += sum(value[1] for value in sums.values())
+    for _ in range(1 + len(_SCOPE.findall(mangled, 2)) if parameters else 0):
+        total = min(text + parameters * total, MAX_ESTIMATE + 1)
+    packs = len(_EXPANSION.findall(mangled)) if "J" in mangled else 0
+    for _ in range(packs):
+        total = min(total * length, MAX_ESTIMATE + 1)
+    return total
+
+
 @lru_cache(maxsize=65536)
 def demangle(mangled: str) -> str:
     """Return the C++ name of a mangled symbol.
 
-    The argument itself when it is not C++ or no demangler is there.
+    The argument itself when it is not C++, no demangler is there, or the C++ name could be very long.
     """
     call = _demangler()
     raw = mangled.encode("utf-8", "surrogateescape")
     if call is None or not mangled.startswith("_Z") or len(raw) > MAX_DEMANGLED_NAME:
         return mangled
-    result = call(raw)
-    return mangled if result is None else result.decode("utf-8", "replace")
+    result = call(raw) if most_text(mangled) <= MAX_ESTIMATE else None
+    return mangled if result is None or len(result) > MAX_DEMANGLED_TEXT else result.decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
