@@ -150,6 +150,32 @@ def test_a_gnu_chain_without_end_stops_at_the_end_of_the_file(tmp_path: Path) ->
         read_everything(bytes(data[: len(data) // 4 * 4]))
 
 
+@needs_compiler
+@pytest.mark.parametrize("style", ["gnu", "sysv"])
+def test_long_chains_are_walked_a_bounded_number_of_times(tmp_path: Path, style: str) -> None:
+    """Every bucket leads to one chain through all symbols: each lookup is bounded, and so are all together."""
+    names = [f"name_{n}" for n in range(3000)]
+    data = bytearray(build(tmp_path / "l.so", names, [], f"-Wl,--hash-style={style}").read_bytes())
+    tables = ElfFile(bytes(data)).tables
+    if style == "gnu":
+        buckets, first, words, _ = struct.unpack_from("<IIII", data, tables.gnu_hash)
+        at = tables.gnu_hash + 16 + 8 * words
+        data[tables.gnu_hash + 16 : at] = b"\xff" * 8 * words
+        struct.pack_into(f"<{buckets}I", data, at, *[first] * buckets)
+        chain = at + 4 * buckets
+        hashes = struct.unpack_from("<3000I", data, chain)
+        struct.pack_into("<3000I", data, chain, *[value & ~1 for value in hashes[:-1]], hashes[-1] | 1)
+    else:
+        buckets, chains = struct.unpack_from("<II", data, tables.sysv_hash)
+        at = tables.sysv_hash + 8
+        struct.pack_into(f"<{buckets}I", data, at, *[1] * buckets)
+        struct.pack_into(f"<{chains}I", data, at + 4 * buckets, *range(1, chains), 0)
+    file = ElfFile(bytes(data))
+    assert not file.lookup(b"nowhere")
+    with pytest.raises(ElfError, match="hash chains"):
+        any(file.lookup(b"nowhere%d" % number) for number in range(1000))
+
+
 def test_every_truncation_of_what_is_loaded_is_an_elf_error(library: bytes) -> None:
     end = max(s.offset + s.filesz for s in ElfFile(library).segments if s.type == module.PT_LOAD)
     for size in range(0, end, 61):

@@ -53,6 +53,10 @@ MAX_VERSIONS = 65536
 MAX_NAME = 1 << 20
 MAX_NAME_TOTAL = 64 << 20
 MAX_UNDEFINED = 1 << 18
+# Linkers make chains of a few symbols. What a lookup walks beyond CHAIN is counted, for all lookups in a file together:
+# a name is asked of every file, and 100,000 questions are nothing unusual.
+CHAIN = 32
+MAX_CHAINED = 1 << 20
 _CHUNK = 1 << 16  # entries looked at together: keeps the memory of a scan small whatever the table's size
 
 _EHDR = struct.Struct("<HHIQQQIHHHHHH")
@@ -175,6 +179,7 @@ class ElfFile:
             self._read_dynamic()
         self.tables = self._locate_tables() if tables is None else tables
         self._name_budget = MAX_NAME_TOTAL
+        self._chain_budget = MAX_CHAINED
         self._gnu: tuple[int, int, int, int, int, int] | None = None
         self._sysv: tuple[int, int, int] | None = None
         self._count: int | None = None
@@ -627,6 +632,12 @@ class ElfFile:
             return False
         return self.data[at:end] == name and self.data[end] == 0
 
+    def _walk_on(self, name: bytes, at: int) -> None:
+        """Count one step of a long chain, at which `name` is compared."""
+        self._chain_budget -= 1 + len(name) // 256
+        if self._chain_budget < 0:
+            raise ElfError(f"hash chains of which lookups walked {MAX_CHAINED} symbols", at)
+
     def _gnu_candidates(self, name: bytes, hashed: int | None) -> Iterator[int]:
         buckets, first, words, shift, bloom_at, bucket_at = self._gnu or self._gnu_table()
         value = gnu_hash(name) if hashed is None else hashed
@@ -641,7 +652,10 @@ class ElfFile:
             raise ElfError(f"a hash bucket names symbol {index}, below the first hashed one", bucket_at)
         at = bucket_at + 4 * buckets + 4 * (index - first)
         wanted = value | 1
+        far = index + CHAIN
         while True:
+            if index >= far:
+                self._walk_on(name, at)
             self._need(at, 4, "a GNU hash chain")
             found = _U32.unpack_from(data, at)[0]
             if found | 1 == wanted:
@@ -656,7 +670,9 @@ class ElfFile:
             return
         buckets, chains, at = self._sysv_table()
         index = _U32.unpack_from(self.data, at + 4 * (sysv_hash(name) % buckets))[0]
-        for _ in range(chains):  # a chain longer than the table has a loop
+        for step in range(chains):  # a chain longer than the table has a loop
+            if step >= CHAIN:
+                self._walk_on(name, at)
             if index == 0:
                 return
             if index >= chains:
