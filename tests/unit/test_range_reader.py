@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+import struct
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -241,6 +243,17 @@ def test_too_little_and_something_else() -> None:
     header += b"\0" * 14 + (56).to_bytes(2, "little") + (1).to_bytes(2, "little") + b"\0" * 6
     with pytest.raises((NotInFront, NeedMore)):
         read_prefix(header + b"\0" * 70_000)
+
+
+def test_a_file_full_of_beginnings_is_given_up_soon() -> None:
+    """Every eighth byte looks like a hash table of 65536 buckets, and each of them ends in nothing."""
+    header = b"\x7fELF\x02\x01\x01" + b"\0" * 9 + b"\x03\0\x3e\0" + b"\0" * 12 + (64).to_bytes(8, "little")
+    header += b"\0" * 14 + (56).to_bytes(2, "little") + (1).to_bytes(2, "little") + b"\0" * 6
+    data = header + b"\0" * 56 + struct.pack("<IIII", 1 << 16, 1, 1 << 16, 5) * 80_000
+    began = time.monotonic()
+    with pytest.raises(NotInFront):
+        read_prefix(data)
+    assert time.monotonic() - began < 3
 
 
 def test_the_cache_keeps_and_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from bedplate.node.abi.elf import ElfFile, Tables, gnu_hash
 
 _SYMBOL = 24
 _SEARCH = 1 << 16  # how far behind the headers .gnu.hash may begin: notes are short
+_MAX_WORK = 64 << 20  # bytes of tables looked at in one search: what looks like a table may stand everywhere in a file
 _LIBRARY_NAME = re.compile(rb"[\w.+-]+\.so(?:\.\d+)*|ld-linux[\w.-]*")
 
 
@@ -36,6 +37,20 @@ class NotInFront(Exception):  # noqa: N818 - a finding, not an error
     """The tables are not where GNU ld puts them: read the whole file."""
 
 
+class _Work:
+    """How many bytes a search may still look at."""
+
+    def __init__(self) -> None:
+        """Begin a search."""
+        self._left = _MAX_WORK
+
+    def spend(self, size: int) -> None:
+        """Count bytes that are about to be looked at; NotInFront when the search has taken too long."""
+        self._left -= size
+        if self._left < 0:
+            raise NotInFront
+
+
 def read_prefix(data: bytes) -> tuple[ElfFile, list[str]]:
     """Return an ElfFile with its tables in place, and the library names of its string table.
 
@@ -46,18 +61,19 @@ def read_prefix(data: bytes) -> tuple[ElfFile, list[str]]:
     if len(data) < 4096:
         raise NeedMore(65536)
     front = ElfFile(data, tables=Tables())
+    work = _Work()
     headers = 64 + 56 * len(front.segments)
     for start in range(headers + -headers % 8, min(headers + _SEARCH, len(data) - 64), 8):
-        tables = _tables_at(data, start)
+        tables = _tables_at(data, start, work)
         if tables is not None:
             elf = ElfFile(data, tables=tables)
             count = elf.symbol_count
-            _locate_versions(data, tables, count)
+            _locate_versions(data, tables, count, work)
             return ElfFile(data, tables=tables), _library_names(data, tables, count)
     raise NotInFront
 
 
-def _tables_at(data: bytes, start: int) -> Tables | None:
+def _tables_at(data: bytes, start: int, work: _Work) -> Tables | None:
     """Return symbol, string and hash tables if a GNU hash table begins at `start`."""
     buckets, first, words, shift = struct.unpack_from("<IIII", data, start)
     if not (0 < buckets < 1 << 22 and 0 < first < 1 << 24 and 0 < words < 1 << 22 and shift < 32):
@@ -68,6 +84,7 @@ def _tables_at(data: bytes, start: int) -> Tables | None:
     chain_at = bucket_at + 4 * buckets
     if chain_at > len(data):
         raise NeedMore(2 * chain_at) if start < 8192 and buckets < 1 << 18 else NotInFront
+    work.spend(4 * buckets)
     highest = max(struct.unpack_from(f"<{buckets}I", data, bucket_at))
     if highest < first or highest - first > 1 << 22:
         return None
@@ -75,6 +92,7 @@ def _tables_at(data: bytes, start: int) -> Tables | None:
     while True:
         if at + 4 > len(data):
             raise NeedMore(2 * at)
+        work.spend(32)  # a step here takes as long as eight words of a table
         highest += 1
         if data[at] & 1:
             break
@@ -98,7 +116,7 @@ def _tables_at(data: bytes, start: int) -> Tables | None:
     return tables
 
 
-def _locate_versions(data: bytes, tables: Tables, count: int) -> None:
+def _locate_versions(data: bytes, tables: Tables, count: int, work: _Work) -> None:
     """Find where the strings end and the version tables begin, and write it into `tables`.
 
     Every end of a string is tried. The right one is followed by a version table whose entries are all known to the
@@ -118,8 +136,9 @@ def _locate_versions(data: bytes, tables: Tables, count: int) -> None:
         versym = end + end % 2
         if versym + 2 * count + 65536 > len(data):
             raise NeedMore(versym + 2 * count + (1 << 17))
-        found = _version_tables(data, versym + 2 * count, tables.strtab, end)
+        found = _version_tables(data, versym + 2 * count, tables.strtab, end, work)
         if found is not None:
+            work.spend(8 * count)
             entries = struct.unpack_from(f"<{count}H", data, versym)
             own = found.defined.issuperset(entry & 0x7FFF for entry in entries[first:])
             if own and entries[0] == 0 and found.known.issuperset(entry & 0x7FFF for entry in entries):
@@ -144,7 +163,7 @@ class _Versions(NamedTuple):
     known: set[int]
 
 
-def _version_tables(data: bytes, at: int, strtab: int, strings_end: int) -> _Versions | None:
+def _version_tables(data: bytes, at: int, strtab: int, strings_end: int, work: _Work) -> _Versions | None:
     """Return the version definitions (if any) and needs that begin at `at`; None when there are none."""
     defined = {1}
     known = {0, 1}
@@ -155,6 +174,7 @@ def _version_tables(data: bytes, at: int, strtab: int, strings_end: int) -> _Ver
         _, _, index, count, _, aux, following = struct.unpack_from("<HHHHIII", data, at)
         if aux != 20 or not 0 < count < 64 or (definitions == 0 and index != 1):
             break
+        work.spend(32)
         defined.add(index & 0x7FFF)
         definitions += 1
         at += following or aux + 8 * count
@@ -171,6 +191,7 @@ def _version_tables(data: bytes, at: int, strtab: int, strings_end: int) -> _Ver
         if not _LIBRARY_NAME.fullmatch(data[strtab + file : data.find(b"\0", strtab + file)]):
             return None
         _room(data, at + 16 * (count + 1))
+        work.spend(32 * count)
         known.update(struct.unpack_from("<H", data, at + 16 * (n + 1) + 6)[0] & 0x7FFF for n in range(count))
         needs += 1
         at += following
