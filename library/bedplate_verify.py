@@ -28,11 +28,12 @@ options:
   checks:
     description:
       - The checks to run, as far as their layer is among O(layers).
-      - V(preflight) judges whether the driver may be changed now, V(extension) builds a torch extension with the
-        toolkit, which takes most of a minute. Both run only when they are named.
+      - V(preflight) judges whether the driver may be changed now, V(idle) only that no process uses the GPUs,
+        V(extension) builds a torch extension with the toolkit, which takes most of a minute. They run only when they
+        are named.
     type: list
     elements: str
-    choices: [preflight, driver, gpus, node, toolkit, extension, imports, operations, collective]
+    choices: [preflight, idle, driver, gpus, node, toolkit, extension, imports, operations, collective]
     default: [driver, gpus, node, toolkit, imports, operations, collective]
   driver:
     description:
@@ -331,7 +332,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
     """Return the options of the module."""
     layers = ["driver", "toolkit", "stack"]
     checks = ["driver", "gpus", "node", "toolkit", "imports", "operations", "collective"]
-    choices = ["preflight", *checks[:4], "extension", *checks[4:]]
+    choices = ["preflight", "idle", *checks[:4], "extension", *checks[4:]]
     return {
         "layers": {"type": "list", "elements": "str", "choices": layers, "default": layers},
         "checks": {"type": "list", "elements": "str", "choices": choices, "default": checks},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,87 @@ def test_nothing_is_built_where_no_package_changed(tmp_path: Path) -> None:
     done = run_role(tmp_path, installed=dict.fromkeys(FOUND, "580.82.07-1"), journal={"is": driver("580.82.07")})
     assert done.code == 0, done.output
     assert not {BUILD, INSTALL, "Ask which kernels that can boot lack the modules"} & set(done.tasks)
+
+
+# ---- a change of the parameters alone ----
+
+NOW = dict.fromkeys(FOUND, "580.82.07-1")
+HMM = {"nvidia_uvm": {"uvm_disable_hmm": "1"}}
+WANTED = {"driver": {"version": "580.82.07", "flavour": "open", "parameters": HMM}, "expect": {}}
+UNWRITTEN = verdict("driver.parameter", loaded=True, live="N", wanted="1")
+ANNOUNCE, WRITE = "Write down what the driver changes to", "Set the parameters of the kernel modules"
+LIVE, IDLE = "Ask which of them are live, and which of the wanted ones", "Ask whether processes use the GPUs"
+BOOTS = "Ask whether what is installed is what would boot"
+BUSY = {"failed": True, "status": "fail", "msg": "in use", "verdicts": [verdict("driver.gpu_in_use")]}
+AHEAD = {LIVE: {"verdicts": [UNWRITTEN]}, BOOTS: {"verdicts": [verdict("driver.parameter", "needs-reboot")]}}
+
+
+def test_parameters_are_announced_before_they_are_written(tmp_path: Path) -> None:
+    """Without that, a failure after the boot finds nothing to undo."""
+    journal = {"is": driver("580.82.07"), "to": None}
+    done = run_role(
+        tmp_path, installed=NOW, journal=journal, answers=AHEAD, bedplate_plan=WANTED, nvidia_driver_reboot=True
+    )
+    assert done.code == 0, done.output
+    (announced,) = done.of(ANNOUNCE)
+    assert announced.arguments["record"]["parameters"] == HMM
+    places = [done.tasks.index(task) for task in (IDLE, ANNOUNCE, WRITE, BOOTS, "Reboot", "Verify")]
+    assert places == sorted(places)
+    assert done.tasks.count(IDLE) == 2, "before anything is written, and before the boot"
+
+
+@pytest.mark.parametrize(
+    ("packages", "journal"),
+    [
+        ({}, {"is": driver("580.82.07"), "to": None}),
+        (HMM, {"is": driver("575.57.08"), "to": driver("580.82.07", parameters=HMM)}),
+    ],
+    ids=["parameters", "the-run-after-reboot-required"],
+)
+def test_no_boot_while_processes_use_the_gpus(
+    tmp_path: Path, packages: dict[str, object], journal: dict[str, object]
+) -> None:
+    done = run_role(
+        tmp_path, installed=NOW, journal=journal, answers={**AHEAD, IDLE: BUSY}, bedplate_plan=WANTED,
+        nvidia_driver_reboot=True,
+    )  # fmt: skip
+    assert done.code == 2
+    assert done.tasks[-1] == IDLE
+    assert not {ANNOUNCE, WRITE, "Reboot"} & set(done.tasks), "nothing to undo"
+
+
+def test_processes_that_came_during_the_installation_keep_the_node_from_its_boot(tmp_path: Path) -> None:
+    waits = {BOOTS: {"verdicts": [verdict("driver.reboot_pending", "needs-reboot")]}}
+    done = run_role(tmp_path, installed=OLD, answers={**waits, IDLE: BUSY}, nvidia_driver_reboot=True)
+    assert done.code == 2
+    assert done.tasks[-1] == IDLE
+    assert INSTALL in done.tasks
+    assert "Reboot" not in done.tasks
+
+
+def test_a_driver_taken_over_as_it_is_may_be_in_use(tmp_path: Path) -> None:
+    done = run_role(tmp_path, installed=NOW, answers={IDLE: BUSY}, nvidia_driver_reboot=True)
+    assert done.code == 0, done.output
+    assert ANNOUNCE in done.tasks
+    assert IDLE not in done.tasks
+
+
+@pytest.mark.parametrize("live", ["Y", "N"])
+def test_the_way_back_takes_away_a_parameter_and_boots_where_it_is_live(tmp_path: Path, live: str) -> None:
+    """It is in no record that is verified: only the file that is about to change tells."""
+    text = b64encode(b"# comment\noptions nvidia_uvm uvm_disable_hmm=1\n").decode()
+    dropped = verdict("driver.parameter", "pass" if live == "Y" else "needs-reboot", live=live)
+    answers = {
+        "Read the parameters that are configured": {"content": text},
+        LIVE: {"verdicts": [{**dropped, "subject": "nvidia_uvm.uvm_disable_hmm"}]},
+        IDLE: BUSY,
+    }
+    done = run_role(
+        tmp_path, installed=NOW, entry="rollback", answers=answers, nvidia_driver_reboot=True,
+        nvidia_driver_wanted=driver("580.82.07"),
+    )  # fmt: skip
+    assert done.code == 0, done.output
+    (asked,) = done.of(LIVE)
+    assert asked.arguments["driver"]["parameters"] == HMM
+    assert "Remove parameters that the profile no longer has" in done.tasks
+    assert ("Reboot" in done.tasks) is (live == "Y")

@@ -16,6 +16,7 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.loader import filter_loader
 from ansible.template import Templar, trust_as_template
 from bedplate_apt import bedplate_archive_sources, bedplate_driver_found
+from bedplate_parameters import bedplate_dropped_parameters
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -225,6 +226,16 @@ def test_parameters_of_the_modules() -> None:
         "options nvidia a=1 b=2",
         "options nvidia_uvm uvm_disable_hmm=1",
     ]
+
+
+def test_parameters_that_are_taken_away() -> None:
+    text = render(host("debian12", __nvidia_driver_record=record()), "modprobe.conf.j2")
+    assert bedplate_dropped_parameters(text, record()["parameters"]) == {"parameters": {}, "subjects": []}
+    assert bedplate_dropped_parameters(text, {"nvidia-uvm": {"uvm_disable_hmm": "0"}, "nvidia": {"a": "3"}}) == {
+        "parameters": {"nvidia": {"b": "2"}},
+        "subjects": ["nvidia.b"],
+    }
+    assert bedplate_dropped_parameters("", {}) == {"parameters": {}, "subjects": []}
 
 
 # ---- due or not ----

@@ -330,3 +330,12 @@ def test_a_verification_that_finds_no_room_to_start_is_a_verdict(
     assert codes(result) == [("node.child_failed", "fail")]
     assert "there is no place for a probe in" in result["msg"]
     assert not verify(strict=False, **options).get("failed")
+
+
+def test_idle_asks_for_processes_on_the_gpus_alone(verify: Run, tmp_path: Path) -> None:
+    tree = HostTree(tmp_path / "root")
+    ask = {"layers": ["driver"], "checks": ["idle"], "sysroot": str(tree.root), "strict": False}
+    assert [(item["code"], item["status"]) for item in verify(**ask)["verdicts"]] == [("driver.gpu_in_use", "pass")]
+    tree.process(4242, "python3", "/dev/nvidia3")
+    assert [(item["code"], item["status"]) for item in verify(**ask)["verdicts"]] == [("driver.gpu_in_use", "fail")]
+    assert verify(**{**ask, "sysroot": "/"})["verdicts"] == [], "a container shows the processes of no GPU node"

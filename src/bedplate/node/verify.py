@@ -69,6 +69,8 @@ def _driver(options: Mapping[str, Any], checks: list[str], nvml: Nvml) -> list[V
     verdicts: list[Verdict] = []
     if "preflight" in checks and options["driver"] and has_kernel:
         verdicts += _preflight(options)
+    if "idle" in checks and has_kernel:
+        verdicts += driver.idle(_gpu_users(options), options["gpu_wait"])
     if "driver" in checks:
         if not options["driver"]:
             verdicts.append(_not_managed("driver", _NOT_MANAGED["driver"]))
@@ -99,15 +101,20 @@ def _driver(options: Mapping[str, Any], checks: list[str], nvml: Nvml) -> list[V
 
 def _preflight(options: Mapping[str, Any]) -> list[Verdict]:
     """Return the verdicts of what stands for or against changing the driver now."""
-    root, waits = options["sysroot"], options["gpu_wait"]
+    root = options["sysroot"]
     return driver.preflight(
         driver.inspect(root),
         options["driver"],
         gpus=host.gpus_on_bus(root),
-        users=driver.wait_for_users(lambda: host.gpu_users(root), waits),
-        waited_s=waits,
+        users=_gpu_users(options),
+        waited_s=options["gpu_wait"],
         cuda=(options["toolkit"] or {}).get("version", ""),
     )
+
+
+def _gpu_users(options: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the processes that use the GPUs, after waiting for them to leave as long as is allowed."""
+    return driver.wait_for_users(lambda: host.gpu_users(options["sysroot"]), options["gpu_wait"])
 
 
 def _toolkit(options: Mapping[str, Any]) -> list[Verdict]:

@@ -11,10 +11,10 @@ from typing import Any
 
 from . import initramfs, kernel_modules, modprobe_config, package_state, secure_boot
 from .judge import judge
-from .preflight import preflight, wait_for_users
+from .preflight import idle, preflight, wait_for_users
 from .sysroot import Sysroot
 
-__all__ = ["inspect", "judge", "preflight", "wait_for_users"]
+__all__ = ["idle", "inspect", "judge", "preflight", "wait_for_users"]
 
 LIBRARY_DIRECTORIES = (
     "/usr/lib/x86_64-linux-gnu",

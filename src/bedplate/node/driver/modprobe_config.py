@@ -43,6 +43,14 @@ def same_value(first: str | None, second: str | None) -> bool:
     return one == two or any(one in words and two in words for words in (_TRUE, _FALSE))
 
 
+def options(text: str) -> dict[str, dict[str, str]]:
+    """Return the parameters that the text of one file sets: module -> parameter -> value."""
+    parameters: dict[str, dict[str, dict[str, str]]] = {}
+    for words in _commands(text):
+        _apply(words, "", parameters, {})
+    return {module: {name: item["value"] for name, item in values.items()} for module, values in parameters.items()}
+
+
 def inspect(root: Sysroot) -> dict[str, Any]:
     """Return what modprobe is told; judges nothing.
 

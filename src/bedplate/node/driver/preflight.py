@@ -64,7 +64,7 @@ def preflight(
         _supported(report, wanted, ids),
         *_cuda(wanted, cuda),
         *_nouveau(report),
-        *_users(users, waited_s),
+        *idle(users, waited_s),
     ]
     if managed:
         verdicts += [
@@ -153,8 +153,8 @@ def _nouveau(report: Mapping[str, Any]) -> list[Verdict]:
     return [Verdict("driver.nouveau", "warn", LAYER, "nouveau", message, evidence, action)]
 
 
-def _users(users: Users, waited_s: float) -> list[Verdict]:
-    """Return a refusal when processes use the GPUs."""
+def idle(users: Users, waited_s: float) -> list[Verdict]:
+    """Return a refusal when processes use the GPUs; the arguments are those of ``preflight``."""
     if not users:
         return [Verdict("driver.gpu_in_use", "pass", LAYER, SUBJECT, "No process uses the GPUs.", {"processes": []})]
     listed = [{key: user.get(key) for key in ("pid", "comm", "user") if user.get(key) is not None} for user in users]
