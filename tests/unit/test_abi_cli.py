@@ -104,6 +104,30 @@ def test_check_wheels_and_environments(wheel: Path, tmp_path: Path) -> None:
     run("check", "no-such-profile", code=1)
 
 
+def torch_wheel(place: Path, exports: list[str], version: str = "2.9.1") -> Path:
+    """Return a wheel of a torch of one's own, without a local version in its name."""
+    library = build(place / "libc10_cuda.so", exports, [], "-Wl,-soname,libc10_cuda.so")
+    path = place / f"torch-{version}-cp311-cp311-linux_x86_64.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.write(library, "torch/lib/libc10_cuda.so")
+        archive.writestr("torch/version.py", f"__version__ = '{version}'\ncuda: Optional[str] = '12.8'\n")
+    return path
+
+
+def test_a_torch_wheel_is_read_unless_the_index_has_that_very_file(wheel: Path, tmp_path: Path, index: Path) -> None:
+    absent = tmp_path / "torch-2.9.1-cp311-cp311-nonexistent.whl"
+    assert "cannot be read" in run("check", str(absent), str(wheel), code=1)
+    own = torch_wheel(tmp_path / "own", [CHECK_UNSIGNED])
+    assert "abi.undefined_symbol" in run("check", str(own), str(wheel), code=1)
+    content = TorchIndex.load(str(index))
+    release = content.release("2.9.1")
+    assert release
+    record = {"file": own.name, "sha256": hashlib.sha256(own.read_bytes()).hexdigest(), "size": own.stat().st_size}
+    release.wheels.append(record)
+    save_index(content, index)
+    assert "pass" in run("check", str(own), str(wheel))
+
+
 def test_explain(wheel: Path, tmp_path: Path) -> None:
     out = run("explain", str(wheel))
     assert "torch: libc10_cuda.so: 2 symbols" in out

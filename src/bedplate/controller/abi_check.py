@@ -20,7 +20,7 @@ from .abi_engine import Engine, Extension, Setting, WheelReport
 from .abi_index import load_index, read_torch_wheel
 from .abi_sources import Looked, at_hand, from_file, from_lock
 from .errors import BedplateError
-from .files import replace_file
+from .files import replace_file, sha256_of
 from .needs import cache_directory
 from .range_reader import RangeError
 
@@ -85,6 +85,7 @@ def check_wheels(
 
     Args: torch_version: a release of the index to hold them against; not needed when a torch wheel is among them;
     get_index: returns the index of torch releases.
+    A torch wheel is read, unless the index was built from that very file.
     Errors: BedplateError when there is no torch to hold them against, or a file is not a readable wheel.
     """
     index = get_index()
@@ -98,9 +99,8 @@ def check_wheels(
             extensions.append(extension)
             looked.append(seen)
     if torch is not None:
-        version = torch.name.split("-")[1]
-        release = index.release(version.split("+")[0])
-        if release is None or "+" in version:
+        release = _release_of_file(torch, index)
+        if release is None:
             release, exports = read_torch_wheel(torch, layout=False)
             index = copy.copy(index)  # the caller may use it for other things too
             index.add(release, exports)
@@ -133,6 +133,20 @@ def check_directory(
     return check_environment(site, index=index, arch=arch).verdicts
 
 
+def _release_of_file(wheel: Path, index: TorchIndex) -> Release | None:
+    """Return the release that was built from this very file, or None. Only a file of such a size is hashed."""
+    try:
+        size = wheel.stat().st_size
+        sizes = {w["size"] for release in index.releases for w in release.wheels}
+        return _release_of(sha256_of(wheel), index) if size in sizes else None
+    except OSError as error:
+        raise BedplateError(f"{wheel} cannot be read as a wheel of torch: {error}") from error
+
+
+def _release_of(sha256: str, index: TorchIndex) -> Release | None:
+    return next((r for r in index.releases if any(w["sha256"] == sha256 for w in r.wheels)), None)
+
+
 def _torch_of(locked: LockedFile, index: TorchIndex, find_links: Sequence[Path]) -> tuple[Release, str, TorchIndex]:
     """Return the release that stands for the locked torch, its CUDA version, and an index that has it.
 
@@ -140,7 +154,7 @@ def _torch_of(locked: LockedFile, index: TorchIndex, find_links: Sequence[Path])
     2.9.1+cu130) is read when it is at hand; else the release of the same public version stands for it.
     """
     version = Version(locked.version)
-    known = next((r for r in index.releases if any(w["sha256"] == locked.sha256 for w in r.wheels)), None)
+    known = _release_of(locked.sha256, index)
     if known is not None:
         return known, known.cuda, index
     kept = cache_directory() / f"{locked.sha256}.idx"
