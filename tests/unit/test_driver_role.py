@@ -130,3 +130,55 @@ def test_the_way_back_takes_away_a_parameter_and_boots_where_it_is_live(tmp_path
     assert asked.arguments["driver"]["parameters"] == HMM
     assert "Remove parameters that the profile no longer has" in done.tasks
     assert ("Reboot" in done.tasks) is (live == "Y")
+
+
+# ---- what is refused leaves nothing ----
+
+REFUSE, PIN = (
+    "Refuse what is more, less or other than the pinned driver",
+    "Move the pin before any source can offer something newer",
+)
+REFUSED = {
+    "Ask apt what it would do": {
+        "packages": {},
+        "plan": {"steps": []},
+        "verdicts": [verdict("packages.kernel_change")],
+    },
+    REFUSE: {"failed": True, "msg": "no"},
+}
+
+
+def test_what_apt_refuses_is_not_announced(tmp_path: Path) -> None:
+    """What is announced is undone: the way back would write pins for a driver that is the operator's."""
+    done = run_role(tmp_path, installed=OLD, answers=REFUSED)
+    assert done.code == 2
+    assert done.tasks[-1] == REFUSE
+    assert not {ANNOUNCE, PIN} & set(done.tasks)
+
+
+@pytest.mark.parametrize("variables", [{}, {"nvidia_driver_source": "distro"}], ids=["nvidia", "distro"])
+def test_a_change_is_announced_right_before_the_pin_moves(tmp_path: Path, variables: dict[str, str]) -> None:
+    done = run_role(tmp_path, installed=OLD, **variables)
+    assert ANNOUNCE in done.tasks, done.output
+    first = done.of(ANNOUNCE)[0].arguments
+    assert done.tasks[done.tasks.index(ANNOUNCE) + 1] == PIN
+    assert first["found"]["packages"] == OLD
+    assert first["record"]["packages"] == ({} if variables else NOW)
+
+
+@pytest.mark.parametrize(
+    ("installed", "found"),
+    [({}, {}), (dict.fromkeys(("nvidia-driver-cuda", "libnvidia-ml"), "3:575.57.08-1.el9"), "575.57.08")],
+    ids=["bare", "older"],
+)
+def test_rhel_announces_after_the_key_was_checked(tmp_path: Path, installed: dict[str, str], found: object) -> None:
+    done = run_role(tmp_path, installed=installed, system=("Rocky", "9"))
+    assert done.code == 0, done.output
+    (announced,) = done.of(ANNOUNCE)
+    was = announced.arguments["found"]
+    assert (was["version"] if was else was) == found, "a node without a driver has none to go back to"
+    places = [
+        done.tasks.index(task)
+        for task in ("Put the key into place, once it is the pinned one", ANNOUNCE, "Add the repository")
+    ]
+    assert places == sorted(places)
