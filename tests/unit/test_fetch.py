@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -309,6 +310,32 @@ def test_stop_keeps_the_part(scene: Scene, tmp_path: Path) -> None:
         download.run(session, lambda _: None, stop)
     assert download.part.stat().st_size == 100
     assert not download.path.exists()
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "../outside/alpha-1.0-py3-none-any.whl",
+        "alpha-1.0-1/../../outside/x-py3-none-any.whl",
+        "{tmp}/outside/alpha-1.0-py3-none-any.whl",
+        "alpha-1.0-py3-none-any.whl\\0",
+        ".bedplate-verified.json",
+        "alpha-1.0.tar.gz",
+    ],
+)
+def test_a_lock_cannot_name_a_place_outside_the_directory(scene: Scene, tmp_path: Path, file: str) -> None:
+    lock = scene.profile.path / "lock.yml"
+    lock.write_text(lock.read_text().replace(f"file: {scene.complete[0]}", f'file: "{file.format(tmp=tmp_path)}"'))
+    (tmp_path / "outside").mkdir()
+    scene.profile = load_profile("small", [tmp_path / "profiles"])
+    with pytest.raises(BedplateError) as caught:
+        scene.fetch()
+    assert re.fullmatch(
+        rf"{lock}:\d+: targets\.{TARGET}\.files\[0\]\.file: .* is not the file name of a wheel.*\n"
+        r"Write it anew: `bedplate lock small --profiles \S+`",
+        str(caught.value),
+    )
+    assert not list((tmp_path / "outside").iterdir())
 
 
 def test_unlocked_profile_cannot_be_fetched(scene: Scene, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from pydantic_core import ErrorDetails
 from bedplate.node.stack.operations import OPERATIONS
 
 from .errors import BedplateError, near
+from .wheels import parse_file_name
 from .yamlfile import Location, YamlFile
 
 # The glibc versions `uv pip compile --python-platform x86_64-manylinux_X_Y` knows (uv 0.13.9).
@@ -52,6 +53,11 @@ def split_pin(pin: str) -> tuple[str, str]:
 
 def _exact_pin(value: str) -> str:
     split_pin(value)
+    return value
+
+
+def _wheel_file(value: str) -> str:
+    parse_file_name(value)
     return value
 
 
@@ -90,6 +96,7 @@ def _form(pattern: str, example: str) -> AfterValidator:
 Target = Annotated[str, _form(r"cp3\d{1,2}-(x86_64|aarch64)", "cp312-x86_64")]
 Sha256 = Annotated[str, _form(r"[0-9a-f]{64}", "64 digits of 0-9 a-f")]
 HashList = Annotated[list[Sha256], Field(min_length=1), AfterValidator(_unique)]
+WheelFile = Annotated[str, AfterValidator(_wheel_file)]
 Pin = Annotated[str, AfterValidator(_exact_pin)]
 SystemPackage = Annotated[str, _form(r"[A-Za-z0-9][A-Za-z0-9.+:_~=-]*", "libnuma1")]
 KernelModule = Annotated[str, _form(r"nvidia(_[a-z]+)?", "nvidia_uvm")]
@@ -220,7 +227,7 @@ class LockedFile(_Strict):
 
     name: str
     version: str
-    file: str
+    file: WheelFile
     size: int | None
     sha256: Sha256
 

@@ -6,11 +6,12 @@ Both pip and uv rank the wheels of one version by the best of their tags (PEP 42
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.utils import BuildTag, InvalidWheelFilename, parse_wheel_filename
 
 from .errors import BedplateError
 
@@ -65,6 +66,20 @@ def choose(candidates: Iterable[Candidate], tags: Sequence[Tag], allowed: Sequen
     return next(iter(equal.values()))
 
 
+def parse_file_name(file: str) -> tuple[BuildTag, frozenset[Tag]]:
+    """Return build number and tags of a wheel by its file name; ValueError for text that is no such name.
+
+    `parse_wheel_filename` alone takes any character after a build number, so a path as well.
+    """
+    if not re.fullmatch(r"[\w.+!-]+", file):
+        raise ValueError(f"`{file}` is not the file name of a wheel: it may hold letters, digits and . _ + ! - only")
+    try:
+        _, _, build, tags = parse_wheel_filename(file)
+    except InvalidWheelFilename as error:
+        raise ValueError(f"`{file}` is not the file name of a wheel: {error}") from error
+    return build, tags
+
+
 def _platforms(glibc_minor: int, arch: str) -> Iterator[str]:
     for minor in range(glibc_minor, _OLDEST_GLIBC[arch] - 1, -1):
         yield f"manylinux_2_{minor}_{arch}"
@@ -76,8 +91,8 @@ def _platforms(glibc_minor: int, arch: str) -> Iterator[str]:
 def _key(file: str, rank: dict[Tag, int]) -> tuple[int, int, str] | None:
     """Return the sort key of a wheel, smallest is best; None when it does not fit."""
     try:
-        _, _, build, tags = parse_wheel_filename(file)
-    except InvalidWheelFilename:
+        build, tags = parse_file_name(file)
+    except ValueError:
         return None
     best = min((rank[tag] for tag in tags if tag in rank), default=None)
     if best is None:
