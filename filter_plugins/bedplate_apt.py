@@ -87,15 +87,17 @@ CORE = re.compile(
     r"(-\d{3}(-server)?)?(-open)?\Z"
 )
 DRIVER_VERSION = re.compile(r"(?:\d+:)?(\d{3,}\.\d+(?:\.\d+)?)-")
+# Canonical's prebuilt modules, and what they are linked from on the node: versioned as the kernel that they are for.
+PREBUILT = re.compile(r"linux-(?:(?:modules|objects)-nvidia-(\d{3})(?!\d)|signatures-nvidia-)")
 
 
 def bedplate_driver_found(lines: Iterable[str]) -> dict[str, Any]:
     """Return the NVIDIA driver that the package database knows, from lines `status TAB name TAB version`.
 
     Keys: version (of the driver, empty when there is none), flavour (open or proprietary, by the packages' names; empty
-    without a package of modules),
-    packages (exact version by name, of those at the driver's version), broken (version by name of driver packages
-    that are not in order: not configured, or core ones of another version).
+    without a package of modules), packages (exact version by name, of those at the driver's version), prebuilt (the same
+    of Canonical's prebuilt modules of its branch), broken (version by name of driver packages that are not in order:
+    not configured, or core ones of another version).
     """
     known = [line.split("\t") for line in lines if line.count("\t") == 2]
     there = [
@@ -108,18 +110,28 @@ def bedplate_driver_found(lines: Iterable[str]) -> dict[str, Any]:
             versions.append(match[1])
     driver = max(sorted(set(versions)), key=versions.count, default="")
     packages: dict[str, str] = {}
+    prebuilt: dict[str, str] = {}
     broken: dict[str, str] = {}
     for status, name, version in there:
         match = DRIVER_VERSION.match(version)
         own = bool(match and match[1] == driver)
         if own:
             packages[name] = version
+        kernels = PREBUILT.match(name)
+        if (
+            kernels
+            and driver
+            and status == "installed"
+            and (kernels[1] or driver).split(".")[0] == driver.split(".")[0]
+        ):
+            prebuilt[name] = version
         if match and (status != "installed" or (CORE.match(name) and not own)):
             broken[name] = version
-    # A kernel module's packages say which one it is; libraries are the same for both.
-    modules = [name for name in packages if "dkms" in name or "kernel" in name or "linux-modules" in name]
+    # A kernel module's packages say which one it is; libraries, and nvidia-kernel-common, are the same for both. depmod
+    # prefers what DKMS built.
+    modules = [name for name in packages if "dkms" in name] or [name for name in prebuilt if "signatures" not in name]
     flavour = "open" if any("open" in name for name in modules) else "proprietary" if modules else ""
-    return {"version": driver, "flavour": flavour, "packages": packages, "broken": broken}
+    return {"version": driver, "flavour": flavour, "packages": packages, "prebuilt": prebuilt, "broken": broken}
 
 
 class FilterModule:

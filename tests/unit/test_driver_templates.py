@@ -38,7 +38,7 @@ SYSTEMS = {
     "rocky9": ("Rocky", "9", "9.6", "dnf"),
     "fedora42": ("Fedora", "42", "42", "dnf5"),
 }
-NOTHING = {"version": "", "flavour": "", "packages": {}, "broken": {}}
+NOTHING = {"version": "", "flavour": "", "packages": {}, "prebuilt": {}, "broken": {}}
 
 
 def host(system: str, version: str = "580.82.07", **variables: Any) -> Templar:
@@ -258,7 +258,7 @@ def test_parameters_that_are_taken_away() -> None:
 )
 def test_packages_change_only_when_they_differ(found: dict[str, Any], variables: dict[str, Any], due: bool) -> None:
     names = ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "libcuda1")
-    there = {"version": "580.82.07", "flavour": "open", "packages": dict.fromkeys(names, "580.82.07-1"), "broken": {}}
+    there = {**NOTHING, "version": "580.82.07", "flavour": "open", "packages": dict.fromkeys(names, "580.82.07-1")}
     there |= found
     if "nvidia_driver_wanted" in variables:
         variables["nvidia_driver_wanted"] |= {"version": "580.82.07", "flavour": "open", "source": "nvidia"}
@@ -372,6 +372,46 @@ def test_ubuntus_names_and_an_epoch() -> None:
     found = bedplate_driver_found(listed(packages))
     assert (found["version"], found["flavour"], found["packages"]) == ("580.82.07", "proprietary", packages)
     assert bedplate_driver_found([]) == NOTHING
+
+
+# As on an Ubuntu host that `ubuntu-drivers install --gpgpu 535-server-open` has set up.
+LIBRARIES = dict.fromkeys(
+    ("libnvidia-compute-535-server", "nvidia-kernel-common-535-server", "nvidia-utils-535-server"),
+    "535.247.01-0ubuntu0.24.04.1",
+)
+PREBUILT = {
+    "linux-modules-nvidia-535-server-open-6.8.0-79-generic": "6.8.0-79.79",
+    "linux-modules-nvidia-535-server-open-generic": "6.8.0-79.79",
+    "linux-objects-nvidia-535-server-open-6.8.0-79-generic": "6.8.0-79.79",
+    "linux-signatures-nvidia-6.8.0-79-generic": "6.8.0-79.79",
+}
+
+
+def test_canonicals_prebuilt_modules_belong_to_the_driver() -> None:
+    found = bedplate_driver_found(
+        [*listed({**LIBRARIES, **PREBUILT, "linux-modules-nvidia-470-6.8.0-79-generic": "6.8.0-79.79"})]
+    )
+    assert (found["version"], found["flavour"], found["broken"]) == ("535.247.01", "open", {})
+    assert (found["packages"], found["prebuilt"]) == (LIBRARIES, PREBUILT)
+    proprietary = {name.replace("-open", ""): version for name, version in PREBUILT.items()}
+    assert bedplate_driver_found(listed({**LIBRARIES, **proprietary}))["flavour"] == "proprietary"
+    assert bedplate_driver_found(listed(LIBRARIES))["flavour"] == "", "nvidia-kernel-common is the same for both"
+
+
+def test_the_way_back_to_prebuilt_modules_has_them_and_pins_the_rest() -> None:
+    before = value(host("ubuntu2404", __nvidia_driver_found=bedplate_driver_found(listed({**LIBRARIES, **PREBUILT}))),
+                   "__nvidia_driver_before")  # fmt: skip
+    assert before["packages"] == {**LIBRARIES, **PREBUILT}
+    assert before["flavour"] == "open"
+    newer = {**NOTHING, "version": "580.82.07", "packages": {"nvidia-dkms-580-open": "580.82.07-0ubuntu1"}}
+    back = host("ubuntu2404", __nvidia_driver_found=newer, nvidia_driver_wanted=before, __nvidia_driver_record=before)
+    assert value(back, "__nvidia_driver_asked") == before["packages"]
+    assert value(back, "__nvidia_driver_pinned") == ["535.247.01-0ubuntu0.24.04.1"]
+    assert value(back, "__nvidia_driver_of_kernels") == PREBUILT
+    assert "linux-" not in render(back, "unattended-upgrades.j2"), "a new kernel brings new ones"
+    there = bedplate_driver_found(listed({**LIBRARIES, **PREBUILT}))
+    again = host("ubuntu2404", __nvidia_driver_found=there, nvidia_driver_wanted=before)
+    assert value(again, "__nvidia_driver_differs") is False
 
 
 def test_libraries_alone_have_no_flavour() -> None:
