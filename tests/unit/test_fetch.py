@@ -247,6 +247,17 @@ def test_index_down(scene: Scene) -> None:
         fetching.fetch(scene.profile, scene.plan(), "http://127.0.0.1:9/simple", lambda *_: None, lambda: None)
 
 
+def test_credentials_of_the_index_are_used_and_not_shown(scene: Scene) -> None:
+    scene.index.pages["beta"] = [(scene.complete[1], "0" * 64)]
+    scene.index.status = [404]
+    index = scene.index.url.replace("http://", "http://ci:s3cret@")
+    with pytest.raises(BedplateError) as caught:
+        fetching.fetch(scene.profile, scene.plan(), index, lambda *_: None, lambda: None)
+    assert "cannot get http://127.0.0.1" in str(caught.value)
+    assert f"{scene.index.url} has no file with the locked sha256" in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
 def test_the_profiles_index_for_its_packages(scene: Scene) -> None:
     data = profile_data(
         "alpha==1.0", "Beta.X==1.0", indexes=[{"name": "x", "url": "https://x/simple", "packages": ["beta_x"]}]

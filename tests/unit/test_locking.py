@@ -20,7 +20,7 @@ from small_wheels import make_wheel, profile_data, sha256, write_profile
 
 from bedplate.controller import locking
 from bedplate.controller.errors import BedplateError
-from bedplate.controller.locking import NewLock, differences, make_lock
+from bedplate.controller.locking import NewLock, differences, make_lock, record_abi
 from bedplate.controller.profiles import Profile, load_profile
 from bedplate.controller.resolver import Resolved, Sources, Upgrade, explain
 from bedplate.controller.wheels import Candidate, choose, target_tags
@@ -379,6 +379,19 @@ def test_unreachable_index_is_named_and_nothing_is_lost(site: Site, monkeypatch:
     assert text.startswith(f"profile small, {TARGET}: cannot read http://127.0.0.1:9/simple/alpha/ (Connection refused")
     assert text.endswith(f"try again with `bedplate lock small --profiles {site.profiles}`")
     assert {path.name: path.read_bytes() for path in (site.profiles / "small").iterdir()} == before
+
+
+def test_credentials_of_an_index_are_never_written_down(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://ci:s3cr@t@127.0.0.1:9/simple")
+    make_wheel(site.wheels, "alpha", "1.0", "cp312-cp312-manylinux_2_28_x86_64", requires="torch")
+    make_wheel(site.wheels, "torch", "2.9.1")
+    site.lock("alpha==1.0")
+    abi = record_abi(load_profile("small", [site.profiles]))
+    assert abi.status == "inconclusive"
+    assert "cannot read the index http://127.0.0.1:9/simple" in abi.reason
+    text = (site.profiles / "small" / "lock.yml").read_text()
+    assert "http://127.0.0.1:9/simple" in text
+    assert "s3cr" not in text
 
 
 # what uv refuses

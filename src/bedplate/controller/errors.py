@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -10,8 +11,17 @@ class BedplateError(Exception):
     """Something the user can mend: the message names the object at fault and the next action.
 
     The command line prints it and exits with code 1; plugins turn it into Ansible's own error with the same
-    text.
+    text. A message holds no credentials of a URL: it ends in logs, and in files that are committed.
     """
+
+    def __init__(self, message: str) -> None:
+        """Keep the message, without the credentials of the URLs in it."""
+        super().__init__(without_credentials(message))
+
+
+def without_credentials(text: str) -> str:
+    """Return *text* with `https://user:password@host` in it as `https://host`."""
+    return re.sub(r"(?<=://)[^/\s]*@", "", text)
 
 
 def near(word: str, known: Iterable[str], prefix: str = "") -> str:

@@ -21,7 +21,7 @@ from bedplate.node.verdicts import failing, sentence, worst
 from .abi_check import check_lock
 from .abi_engine import Engine
 from .abi_index import load_index
-from .errors import BedplateError
+from .errors import BedplateError, without_credentials
 from .files import replace_file
 from .profiles import LOCK_FILE, Profile
 from .resolver import Resolved, Sources, Upgrade, resolve, uv_version
@@ -152,7 +152,10 @@ def record_abi(profile: Profile, find_links: Sequence[Path] = ()) -> AbiStatus:
     bad = failing(verdicts)
     reasons = dict.fromkeys(sentence(verdict) for verdict in (bad or verdicts))  # targets share most wheels
     status = worst(bad) if bad else "pass"
-    abi = AbiStatus(status="fail" if status == "fail" else "inconclusive" if bad else "pass", reason="\n".join(reasons))
+    abi = AbiStatus(
+        status="fail" if status == "fail" else "inconclusive" if bad else "pass",
+        reason=without_credentials("\n".join(reasons)),
+    )
     _write(profile.path / LOCK_FILE, _lock_text(profile.name, lock.model_copy(update={"abi": abi})))
     return abi
 
