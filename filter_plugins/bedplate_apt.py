@@ -95,9 +95,9 @@ def bedplate_driver_found(lines: Iterable[str]) -> dict[str, Any]:
     """Return the NVIDIA driver that the package database knows, from lines `status TAB name TAB version`.
 
     Keys: version (of the driver, empty when there is none), flavour (open or proprietary, by the packages' names; empty
-    without a package of modules), packages (exact version by name, of those at the driver's version), prebuilt (the same
-    of Canonical's prebuilt modules of its branch), broken (version by name of driver packages that are not in order:
-    not configured, or core ones of another version).
+    without a package of modules), packages (exact version by name, of those at the driver's version), prebuilt (the
+    same of Canonical's prebuilt modules of its branch), broken (version by name of driver packages that are not in
+    order: not configured, or core ones of another version).
     """
     known = [line.split("\t") for line in lines if line.count("\t") == 2]
     there = [

@@ -182,3 +182,33 @@ def test_rhel_announces_after_the_key_was_checked(tmp_path: Path, installed: dic
         for task in ("Put the key into place, once it is the pinned one", ANNOUNCE, "Add the repository")
     ]
     assert places == sorted(places)
+
+
+# ---- headers ----
+
+ASK, FETCH = (
+    "Ask what stands in the way, headers aside",
+    "Fetch the package lists, which a host may lack or have from before its kernel",
+)
+JUDGE, HEADERS = "Judge whether the driver may be changed now", "Install the headers of each kernel"
+MISSING = [verdict("driver.headers_missing", package=f"linux-headers-6.1.0-{number}-amd64") for number in (40, 41)]
+
+
+def test_headers_are_installed_one_by_one_from_lists_that_were_fetched(tmp_path: Path) -> None:
+    """One kernel's headers that have left the archive keep those of the others from nothing."""
+    answers = {ASK: {"verdicts": MISSING}, HEADERS: [{"failed": True, "msg": "no package"}, {}]}
+    done = run_role(tmp_path, installed=OLD, answers=answers, nvidia_driver_wait_for_gpus_s=60)
+    assert done.code == 0, done.output
+    assert [call.arguments["name"] for call in done.of(HEADERS)] == [item["evidence"]["package"] for item in MISSING]
+    places = [done.tasks.index(task) for task in (ASK, FETCH, HEADERS, JUDGE)]
+    assert places == sorted(places)
+    assert [done.of(task)[0].arguments["gpu_wait"] for task in (ASK, JUDGE)] == [60, 0]
+
+
+def test_headers_are_not_installed_for_a_change_that_is_refused(tmp_path: Path) -> None:
+    refused = {"failed": True, "msg": "in use"}
+    answers = {ASK: {"verdicts": [*MISSING, verdict("driver.gpu_in_use")]}, JUDGE: refused}
+    done = run_role(tmp_path, installed=OLD, answers=answers)
+    assert done.code == 2
+    assert done.tasks[-1] == JUDGE
+    assert not {FETCH, HEADERS} & set(done.tasks)
