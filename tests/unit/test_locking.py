@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -19,11 +20,14 @@ from packaging.tags import Tag
 from small_wheels import make_wheel, profile_data, sha256, write_profile
 
 from bedplate.controller import locking
+from bedplate.controller.abi_index import save_index
 from bedplate.controller.errors import BedplateError
 from bedplate.controller.locking import NewLock, differences, make_lock, record_abi
 from bedplate.controller.profiles import Profile, load_profile
 from bedplate.controller.resolver import Resolved, Sources, Upgrade, explain
 from bedplate.controller.wheels import Candidate, choose, target_tags
+from bedplate.node.abi.exports import Release, TorchIndex
+from bedplate.node.verdicts import Verdict
 
 TARGET = "cp312-x86_64"
 NO_UPGRADE = Upgrade()
@@ -209,16 +213,88 @@ def test_a_lock_moves_only_when_asked(site: Site) -> None:
     assert site.lock("alpha==1.1", upgrade=Upgrade(everything=True)).changes[TARGET] == ["~ gamma 1.0 -> 2.0"]
 
 
-def test_findings_stay_as_long_as_the_content(site: Site) -> None:
+def test_the_uv_stays_as_long_as_the_content(site: Site) -> None:
     make_wheel(site.wheels, "alpha", "1.0")
     make_wheel(site.wheels, "alpha", "1.1")
     site.lock("alpha==1.0")
     lock = site.profiles / "small" / "lock.yml"
-    lock.write_text(lock.read_text().replace("unchecked", "pass").replace(f"uv: {uv_version()}", "uv: 0.1.0"))
-    assert site.lock("alpha==1.0").data.abi.status == "pass"
+    lock.write_text(lock.read_text().replace(f"uv: {uv_version()}", "uv: 0.1.0"))
     assert site.lock("alpha==1.0").data.tools == {"uv": "0.1.0"}
-    assert site.lock("alpha==1.1").data.abi.status == "unchecked"
     assert site.lock("alpha==1.1").data.tools == {"uv": uv_version()}
+
+
+class Check:
+    """Stands for the ABI check: `status` is what it finds next, `calls` how often it was asked."""
+
+    def __init__(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.site = site
+        self.status = "pass"
+        self.calls = 0
+        monkeypatch.setattr(locking, "check_lock", self.check)
+
+    def check(self, *_: object, **__: object) -> list[Verdict]:
+        self.calls += 1
+        code = {"pass": "abi.ok", "fail": "abi.undefined_symbol", "inconclusive": "abi.unreadable_file"}[self.status]
+        return [Verdict(code, self.status, "stack", "small", f"It is {self.status}.", {}, "Do something.")]
+
+    def lock(self, **stack: object) -> tuple[str, bool]:
+        """Lock as the command does; return the recorded status, and whether the files were asked."""
+        before = self.calls
+        self.site.lock("alpha==1.0", **stack)
+        record_abi(load_profile("small", [self.site.profiles]))
+        lock = load_profile("small", [self.site.profiles]).lock
+        assert lock is not None
+        return lock.abi.status, self.calls > before
+
+
+@pytest.fixture
+def check(site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Check:
+    monkeypatch.setenv("BEDPLATE_ABI_INDEX", str(tmp_path / "torch.idx"))
+    save_index(TorchIndex(), tmp_path / "torch.idx")
+    make_wheel(site.wheels, "alpha", "1.0")
+    return Check(site, monkeypatch)
+
+
+def test_a_verdict_stays_as_long_as_what_it_was_found_on(check: Check, site: Site, tmp_path: Path) -> None:
+    assert check.lock() == ("pass", True)
+    assert check.lock() == ("pass", False)
+    again = make_lock(load_profile("small", [site.profiles]), [], site.sources, NO_UPGRADE)
+    assert again.differing() == []
+    assert check.lock(glibc="2.17") == ("pass", True)
+    assert check.lock(glibc="2.17") == ("pass", False)
+    index = TorchIndex()
+    index.add(Release("2.9.1"), {"libc10.so": ["_ZN3c103fooEv"]})
+    save_index(index, tmp_path / "torch.idx")
+    assert check.lock(glibc="2.17") == ("pass", True)
+    save_index(index, tmp_path / "torch-x86_64.private.idx")
+    assert check.lock(glibc="2.17") == ("pass", True)
+    assert check.lock(glibc="2.17") == ("pass", False)
+
+
+def test_a_verdict_goes_with_the_architecture(check: Check, site: Site) -> None:
+    check.lock()
+    data = profile_data("alpha==1.0", targets=[TARGET]) | {"expect": {"gpus": 8, "arch": "sm_120"}}
+    write_profile(site.profiles, "small", data)
+    new = make_lock(load_profile("small", [site.profiles]), [], site.sources, NO_UPGRADE)
+    assert new.data.abi.status == "unchecked"
+
+
+def test_a_fail_is_asked_again_and_only_an_answer_clears_it(check: Check) -> None:
+    check.status = "fail"
+    assert check.lock() == ("fail", True)
+    check.status = "inconclusive"
+    assert check.lock() == ("fail", True), "an index out of reach proves nothing"
+    check.status = "pass"
+    assert check.lock() == ("pass", True)
+
+
+def test_a_verdict_without_what_it_was_found_on_is_asked_for_again(check: Check, site: Site) -> None:
+    check.lock()
+    lock = site.profiles / "small" / "lock.yml"
+    lock.write_text(re.sub(r", basis_sha256: [0-9a-f]{64}", "", lock.read_text()))
+    assert load_profile("small", [site.profiles]).lock_problem() is None
+    assert check.lock() == ("pass", True)
+    assert "basis_sha256" in lock.read_text()
 
 
 def uv_version() -> str:

@@ -83,6 +83,12 @@ def load_index(path: Path | None = None, *, private: bool = True) -> TorchIndex:
     return index
 
 
+def index_files() -> list[Path]:
+    """Return the files that `load_index` reads, those that there are."""
+    shipped = index_path()
+    return [path for path in (shipped, shipped.parent / PRIVATE_FILE) if path.is_file()]
+
+
 def save_index(index: TorchIndex, path: Path) -> int:
     """Write the index by rename; return its size in bytes. Errors: OSError."""
     data = index.dump()

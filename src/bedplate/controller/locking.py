@@ -20,9 +20,9 @@ from bedplate.node.verdicts import failing, sentence, worst
 
 from .abi_check import check_lock
 from .abi_engine import Engine
-from .abi_index import load_index
+from .abi_index import index_files, load_index
 from .errors import BedplateError, without_credentials
-from .files import replace_file
+from .files import replace_file, sha256_of
 from .profiles import LOCK_FILE, Profile
 from .resolver import Resolved, Sources, Upgrade, resolve, uv_version
 from .schema import AbiStatus, LockData, LockedFile, TargetLock, split_pin
@@ -145,8 +145,10 @@ def record_abi(profile: Profile, find_links: Sequence[Path] = ()) -> AbiStatus:
     lock = profile.lock
     if lock is None:
         raise BedplateError(f"profile {profile.name} is not locked: run {profile.lock_command()}")
-    if lock.abi.status in ("pass", "fail"):  # true as long as the content stays, see _lock_data
-        return lock.abi
+    basis = abi_basis(profile)
+    known = lock.abi if lock.abi.basis_sha256 == basis else None
+    if known and known.status == "pass":
+        return known
     engine = Engine(load_index())  # one for all targets, which ask for the same symbols
     verdicts = [v for target in lock.targets for v in check_lock(profile, target, find_links=find_links, engine=engine)]
     bad = failing(verdicts)
@@ -155,9 +157,22 @@ def record_abi(profile: Profile, find_links: Sequence[Path] = ()) -> AbiStatus:
     abi = AbiStatus(
         status="fail" if status == "fail" else "inconclusive" if bad else "pass",
         reason=without_credentials("\n".join(reasons)),
+        basis_sha256=basis,
     )
+    if known and known.status == "fail" and abi.status == "inconclusive":
+        return known  # files that cannot be read now are no reason to deploy what is known not to fit
     _write(profile.path / LOCK_FILE, _lock_text(profile.name, lock.model_copy(update={"abi": abi})))
     return abi
+
+
+def abi_basis(profile: Profile) -> str:
+    """Return the sha256 over what an ABI verdict depends on beside the locked files.
+
+    That is: the inputs of the lock (of which glibc counts here), the architecture of the GPUs, and the index of torch
+    releases.
+    """
+    parts = [profile.inputs_sha256, profile.data.expect.arch or "", *(sha256_of(path) for path in index_files())]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _old_lock(profile: Profile) -> LockData | None:
@@ -193,15 +208,16 @@ def _check_constraints_met(profile: Profile, target: str, files: Sequence[Locked
 
 
 def _lock_data(profile: Profile, old: LockData | None, locks: Mapping[str, TargetLock]) -> LockData:
-    # Which uv made this content, and what was found out about it, stay true as long as the content stays.
+    # Which uv made this content stays true as long as the content stays; a verdict on it also needs its basis.
     kept = old if old and dict(old.targets) == locks else None
+    judged = kept and kept.abi.basis_sha256 == abi_basis(profile)
     return LockData.model_validate(
         {
             "schema": 1,
             "inputs_sha256": profile.inputs_sha256,
             "tools": kept.tools if kept else {"uv": uv_version()},
             "targets": {target: lock.model_dump() for target, lock in locks.items()},
-            "abi": kept.abi.model_dump() if kept else UNCHECKED,
+            "abi": kept.abi.model_dump() if kept and judged else UNCHECKED,
         }
     )
 
@@ -209,5 +225,6 @@ def _lock_data(profile: Profile, old: LockData | None, locks: Mapping[str, Targe
 def _lock_text(name: str, data: LockData) -> str:
     # The default flow style None puts each file on a line of its own, so that a diff reads well.
     document: dict[str, Any] = data.model_dump(mode="json", by_alias=True)
+    document["abi"] = data.abi.model_dump(exclude_none=True)
     text = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=4096)
     return f"# yamllint disable-file\n# Written by `bedplate lock {name}`. Do not edit.\n---\n{text}"

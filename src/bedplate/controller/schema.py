@@ -240,10 +240,14 @@ class TargetLock(_Strict):
 
 
 class AbiStatus(_Strict):
-    """Verdict of the ABI check over the locked wheels."""
+    """Verdict of the ABI check over the locked wheels.
+
+    `basis_sha256` is over what it depends on beside the files (`locking.abi_basis`); None where that is not known.
+    """
 
     status: str
     reason: str
+    basis_sha256: Sha256 | None = None
 
 
 class LockData(_Strict):
