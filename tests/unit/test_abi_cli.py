@@ -10,12 +10,14 @@ import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from abi_libraries import CHECK_INT, CHECK_UNSIGNED, build, environment, needs_compiler
 from typer.testing import CliRunner
 
+from bedplate.controller.abi_check import check_lock
 from bedplate.controller.abi_cli import app
 from bedplate.controller.abi_index import save_index
 from bedplate.node.abi.exports import Release, TorchIndex
@@ -274,6 +276,34 @@ def test_a_lock_is_checked_from_directories_and_then_from_the_cache(tmp_path: Pa
     assert [e.label for e in extensions] == ["ext 1.0"]
     assert looked[0].how == "file"
     assert from_lock(locked)[1][0].how == "cache"
+
+
+def lock_of(wheels: list[Path], torch: str, target: str = "cp311-x86_64") -> Any:
+    """Return what the check asks of a profile: the locked wheels, and a torch of this version that is not at hand."""
+    from bedplate.controller.schema import LockedFile
+
+    files = [
+        LockedFile(name=p.name.split("-")[0], version="1.0", file=p.name, size=p.stat().st_size, sha256=digest(p))
+        for p in wheels
+    ]
+    name = f"torch-{torch}-{target.split('-')[0]}-none-linux_{target.split('-')[1]}.whl"
+    files.append(LockedFile(name="torch", version=torch, file=name, size=1, sha256="1" * 64))
+    stack = SimpleNamespace(indexes=[], glibc="")
+    data = SimpleNamespace(stack=stack, expect=SimpleNamespace(arch=""))
+    return SimpleNamespace(name="p", data=data, target_lock=lambda _: SimpleNamespace(files=files))
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [("2.9.1", "pass"), ("2.9.1+cu128", "pass"), ("2.9.1+cpu", "inconclusive"), ("2.9.1+rocm6.4", "inconclusive")],
+)
+def test_the_public_build_stands_for_builds_with_cuda_only(wheel: Path, version: str, status: str) -> None:
+    verdicts = check_lock(lock_of([wheel], version), "cp311-x86_64", find_links=[wheel.parent])
+    assert [v.status for v in verdicts] == [status], verdicts
 
 
 def test_a_file_is_not_believed_by_its_name(tmp_path: Path, server: dict[str, Any]) -> None:

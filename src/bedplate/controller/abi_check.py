@@ -151,7 +151,8 @@ def _torch_of(locked: LockedFile, index: TorchIndex, find_links: Sequence[Path])
     """Return the release that stands for the locked torch, its CUDA version, and an index that has it.
 
     A file the index was built from stands for itself. Another one (a private build, a local version such as
-    2.9.1+cu130) is read when it is at hand; else the release of the same public version stands for it.
+    2.9.1+cu130) is read when it is at hand; else the release of the same public version stands for it, but only for
+    builds with CUDA as the release is: a build for CPUs or for ROCm has other exports and other libraries.
     """
     version = Version(locked.version)
     known = _release_of(locked.sha256, index)
@@ -164,7 +165,8 @@ def _torch_of(locked: LockedFile, index: TorchIndex, find_links: Sequence[Path])
             private = TorchIndex.load(str(kept))
         except (OSError, IndexFormatError):
             private = None  # cut or of another version: it is made anew
-    public = index.release(version.public)
+    local = re.fullmatch(r"cu(\d+)(\d)", version.local or "")
+    public = index.release(version.public) if local or not version.local else None
     limit = BIG_WHEEL if public else None
     place = at_hand(locked, find_links, limit) if private is None else None
     if place is not None:
@@ -183,10 +185,9 @@ def _torch_of(locked: LockedFile, index: TorchIndex, find_links: Sequence[Path])
         return release, release.cuda, index
     if public is None:
         raise BedplateError(
-            f"torch {locked.version} is not in the index of releases and {locked.file} is not at hand: give its "
+            f"no release of the index stands for torch {locked.version} and {locked.file} is not at hand: give its "
             "directory with --find-links, or add it with `bedplate abi index add --private`"
         )
-    local = re.fullmatch(r"cu(\d+)(\d)", version.local or "")
     return public, f"{local.group(1)}.{local.group(2)}" if local else public.cuda, index
 
 
