@@ -92,19 +92,18 @@ PREBUILT = re.compile(r"linux-(?:(?:modules|objects)-nvidia-(\d{3})(?!\d)|signat
 
 
 def bedplate_driver_found(lines: Iterable[str]) -> dict[str, Any]:
-    """Return the NVIDIA driver that the package database knows, from lines `status TAB name TAB version`.
+    """Return the NVIDIA driver that the package database knows, from lines `status TAB name TAB version [TAB source]`.
 
     Keys: version (of the driver, empty when there is none), flavour (open or proprietary, by the packages' names; empty
     without a package of modules), packages (exact version by name, of those at the driver's version), prebuilt (the
     same of Canonical's prebuilt modules of its branch), broken (version by name of driver packages that are not in
-    order: not configured, or core ones of another version).
+    order: not configured, or core ones of another version), built (names in packages that are built from the same
+    source as a core one).
     """
-    known = [line.split("\t") for line in lines if line.count("\t") == 2]
-    there = [
-        (status, name, version) for status, name, version in known if status not in ("not-installed", "config-files")
-    ]
+    known = [(*line.split("\t"), "")[:4] for line in lines if line.count("\t") in (2, 3)]
+    there = [item for item in known if item[0] not in ("not-installed", "config-files")]
     versions: list[str] = []
-    for _, name, version in there:
+    for _, name, version, _ in there:
         match = DRIVER_VERSION.match(version)
         if match and CORE.match(name):
             versions.append(match[1])
@@ -112,7 +111,7 @@ def bedplate_driver_found(lines: Iterable[str]) -> dict[str, Any]:
     packages: dict[str, str] = {}
     prebuilt: dict[str, str] = {}
     broken: dict[str, str] = {}
-    for status, name, version in there:
+    for status, name, version, _ in there:
         match = DRIVER_VERSION.match(version)
         own = bool(match and match[1] == driver)
         if own:
@@ -131,7 +130,15 @@ def bedplate_driver_found(lines: Iterable[str]) -> dict[str, Any]:
     # prefers what DKMS built.
     modules = [name for name in packages if "dkms" in name] or [name for name in prebuilt if "signatures" not in name]
     flavour = "open" if any("open" in name for name in modules) else "proprietary" if modules else ""
-    return {"version": driver, "flavour": flavour, "packages": packages, "prebuilt": prebuilt, "broken": broken}
+    sources = {source for _, name, _, source in there if source and name in packages and CORE.match(name)}
+    return {
+        "version": driver,
+        "flavour": flavour,
+        "packages": packages,
+        "prebuilt": prebuilt,
+        "broken": broken,
+        "built": sorted(name for _, name, _, source in there if name in packages and source in sources),
+    }
 
 
 class FilterModule:

@@ -212,3 +212,17 @@ def test_headers_are_not_installed_for_a_change_that_is_refused(tmp_path: Path) 
     assert done.code == 2
     assert done.tasks[-1] == JUDGE
     assert not {FETCH, HEADERS} & set(done.tasks)
+
+
+# ---- what is left of the driver before ----
+
+
+def test_each_leftover_is_judged_alone(tmp_path: Path) -> None:
+    """One that somebody's package needs stays, and keeps none of the others."""
+    installed = {**OLD, "nvidia-firmware-575-575.57.08": "575.57.08-1", "libnvidia-extra-575": "575.57.08-1"}
+    drags = {"stdout_lines": ["Remv libnvidia-extra-575 [575.57.08-1]", "Remv somebodys-own [1]"]}
+    alone = {"stdout_lines": ["Remv nvidia-firmware-575-575.57.08 [575.57.08-1]"]}
+    done = run_role(tmp_path, installed=installed, answers={"Ask apt what else would go with it": [drags, alone]})
+    assert done.code == 0, done.output
+    removed = [call.arguments["name"] for call in done.of("Remove it, unless something else would go")]
+    assert removed == ["nvidia-firmware-575-575.57.08"]

@@ -38,7 +38,7 @@ SYSTEMS = {
     "rocky9": ("Rocky", "9", "9.6", "dnf"),
     "fedora42": ("Fedora", "42", "42", "dnf5"),
 }
-NOTHING = {"version": "", "flavour": "", "packages": {}, "prebuilt": {}, "broken": {}}
+NOTHING = {"version": "", "flavour": "", "packages": {}, "prebuilt": {}, "broken": {}, "built": []}
 
 
 def host(system: str, version: str = "580.82.07", **variables: Any) -> Templar:
@@ -302,6 +302,50 @@ def test_what_dpkg_left_unpacked_is_finished_and_not_asked_for() -> None:
     templar = host("debian12", __nvidia_driver_found=there, __nvidia_driver_plan=plan)
     assert set(value(templar, "__nvidia_driver_asked")) == set(packages)
     assert value(templar, "__nvidia_driver_planned") == dict.fromkeys([*packages, "libcuda1"], "580.82.07-1")
+
+
+# ---- what others installed beside it ----
+
+COMPANIONS = ("libnvidia-nscq", "nvidia-fabricmanager", "nvidia-imex")
+SET = ("libcuda1", "libnvidia-ml1", "nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-firmware-580-580.82.07")
+
+
+def beside(**others: str) -> dict[str, Any]:
+    """Return the driver 580.82.07 with companions and ``others``, each name with its source package."""
+    sources = {**dict.fromkeys(SET, "nvidia-graphics-drivers"), **{name: name for name in COMPANIONS}}
+    sources |= {name.replace("_", "-"): source for name, source in others.items()}
+    return bedplate_driver_found(f"installed\t{name}\t580.82.07-1\t{source}" for name, source in sources.items())
+
+
+def test_what_must_have_the_drivers_version_moves_with_it_or_is_refused_by_name() -> None:
+    """nvidia-fabricmanager starts with a driver of exactly its version; apt says which of them has no such one."""
+    moves = host("debian12", "580.95.05", __nvidia_driver_found=beside(nvidia_settings="nvidia-settings"),
+                 nvidia_driver_package_version="580.95.05-1")  # fmt: skip
+    asked = value(moves, "__nvidia_driver_asked")
+    assert {name: asked[name] for name in COMPANIONS} == dict.fromkeys(COMPANIONS, "580.95.05")
+    assert "nvidia-settings" not in asked
+    named = bedplate_driver_found(listed({"libcuda1": "575.57.08-1", "nvidia-fabricmanager-575": "575.57.08-1"}))
+    assert "nvidia-fabricmanager-580" in value(host("debian12", __nvidia_driver_found=named), "__nvidia_driver_asked")
+    assert not set(COMPANIONS) & set(value(host("debian12"), "__nvidia_driver_asked"))
+
+
+@pytest.mark.parametrize(("source", "gone"), [("of-others", []), ("nvidia-graphics-drivers", ["libnvidia-extra"])])
+def test_only_what_is_the_drivers_own_is_left_of_it(source: str, gone: list[str]) -> None:
+    found = beside(libnvidia_extra=source, nvidia_settings="nvidia-settings")
+    new = {**record("580.95.05-1"), "packages": dict.fromkeys(SET[:4], "580.95.05-1")}
+    plan = {"packages": {}, "plan": {"steps": []}}
+    templar = host(
+        "debian12", "580.95.05", __nvidia_driver_found=found, __nvidia_driver_record=new, __nvidia_driver_plan=plan
+    )
+    assert value(templar, "__nvidia_driver_leftover") == sorted(["nvidia-firmware-580-580.82.07", *gone])
+
+
+def test_names_with_the_old_branch_are_left_of_it() -> None:
+    names = ("libnvidia-compute-575", "nvidia-firmware-575-575.57.08", "nvidia-modprobe", "libnvidia-575xx")
+    found = bedplate_driver_found(listed(dict.fromkeys(names, "575.57.08-0ubuntu1")))
+    plan = {"packages": {}, "plan": {"steps": [{"name": "libnvidia-compute-575", "action": "remove", "after": ""}]}}
+    templar = host("ubuntu2404", __nvidia_driver_found=found, __nvidia_driver_plan=plan)
+    assert value(templar, "__nvidia_driver_leftover") == ["nvidia-firmware-575-575.57.08"]
 
 
 # ---- RHEL ----
