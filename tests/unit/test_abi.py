@@ -319,6 +319,7 @@ def test_library_majors() -> None:
     assert library_major("libcudart.so.12") == "12"
     assert library_major("libcusolver.so.12") == "13"
     assert library_major("libcurand.so.10") == ""
+    assert library_major("libcusparse.so.12") == ""  # what torch for CUDA 13.0 needs as well
     assert library_major("libfoo.so.3") == ""
 
 

@@ -386,7 +386,7 @@ def library_major(name: str) -> str:
     """Return the CUDA major version that a library's name belongs to; "" when it does not tell.
 
     cufft and cusolver keep their own numbers: libcufft.so.11 and libcusolver.so.11 are of CUDA 12, libcufft.so.12 and
-    libcusolver.so.12 of CUDA 13. libcurand.so.10 and libcufile.so.0 have been the same for many.
+    libcusolver.so.12 of CUDA 13. libcusparse.so.12 is of both, libcurand.so.10 and libcufile.so.0 of many.
     """
     match = SONAME.match(name)
     if match is None or match.group("base") not in CUDA_LIBRARIES:
@@ -394,7 +394,7 @@ def library_major(name: str) -> str:
     base, number = match.group("base"), match.group("number") or ""
     if base in ("cufft", "cusolver", "cusolverMg"):
         return {"11": "12", "12": "13"}.get(number, "")
-    return "" if base in ("curand", "cufile", "nvToolsExt") else number
+    return "" if base in ("curand", "cufile", "cusparse", "nvToolsExt") else number
 
 
 def _missing_verdict(context: Context, name: str, users: Sequence[Findings]) -> Verdict:
