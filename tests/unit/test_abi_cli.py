@@ -306,6 +306,24 @@ def test_the_public_build_stands_for_builds_with_cuda_only(wheel: Path, version:
     assert [v.status for v in verdicts] == [status], verdicts
 
 
+def test_an_index_says_nothing_of_another_machine(wheel: Path) -> None:
+    (verdict,) = check_lock(lock_of([wheel], "2.9.1", "cp311-aarch64"), "cp311-aarch64", find_links=[wheel.parent])
+    assert verdict.status == "inconclusive"
+    assert "aarch64" in verdict.message
+
+
+def test_an_extension_for_another_machine_fails(wheel: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other" / NAME
+    other.parent.mkdir()
+    with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(other, "w") as target:
+        for member in source.namelist():
+            data = bytearray(source.read(member))
+            if member.endswith(".so"):
+                data[18:20] = (183).to_bytes(2, "little")  # e_machine: EM_AARCH64
+            target.writestr(member, bytes(data))
+    assert "an ELF file for aarch64" in run("check", str(other), "--torch", "2.9.1", code=1)
+
+
 def test_a_file_is_not_believed_by_its_name(tmp_path: Path, server: dict[str, Any]) -> None:
     from bedplate.controller.abi_sources import from_lock
     from bedplate.controller.needs import cached_needs

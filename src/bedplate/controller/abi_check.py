@@ -57,6 +57,10 @@ def lock_report(
         return WheelReport(
             [_skipped(profile.name, "the profile has no torch: nothing to hold the wheels against")], []
         ), []
+    machine = target.partition("-")[2]
+    if machine != engine.index.machine:
+        reason = f"the index of torch releases is of {engine.index.machine}, and the target is {machine}"
+        return WheelReport([_inconclusive(profile.name, reason)], []), []
     indexes: dict[str, str] = {canonicalize_name(name): entry.url for entry in stack.indexes for name in entry.packages}
     try:
         release, cuda, index = _torch_of(torch, engine.index, find_links)

@@ -54,7 +54,7 @@ def installed_name(member: str) -> str:
 
 @dataclass
 class Setting:
-    """What the extensions are checked against.
+    """What the extensions are checked against; the machine is that of the engine's index.
 
     release: the torch release of the index; cuda: CUDA of the torch at hand; python: (major, minor), or None to leave
     Python tags alone; arch: SM number or None; glibc: of the target ("2.34") or "" to leave it alone; libraries: file
@@ -166,6 +166,9 @@ class Engine:
     def _examine(self, name: str, files: dict[str, FileNeeds], setting: Setting, report: WheelReport) -> Findings:
         file = files[name]
         found = Findings(name, name, error=file.error)
+        if file.machine and file.machine != self.index.machine:  # the loader looks at nothing else then
+            found.error = f"an ELF file for {file.machine}, to be loaded on {self.index.machine}"
+            return found
         siblings = {os.path.basename(n) for n in files} | {f.soname for f in files.values()}
         for library in file.needed:
             self._library(library, siblings, setting, found, report)
