@@ -251,6 +251,19 @@ def test_the_default_moves_by_a_rename_and_goes_away_again(places: Places) -> No
     assert not os.path.lexists(places.default)
 
 
+@pytest.mark.parametrize("text", ["cuda-12.8", "./cuda-12.8/", "../local/cuda-12.8", "{prefix}/cuda-12.8/"])
+def test_a_default_that_is_written_otherwise_is_pointed_back_at(places: Places, text: str) -> None:
+    """`ln -s cuda-12.8 cuda` in /usr/local, is what administrators write; it names the same from anywhere."""
+    switch(places, "13.0.1", build(places))
+    other = os.path.join(places.prefix, "cuda-12.8")
+    os.mkdir(other)
+    os.symlink(text.format(prefix=places.prefix), places.default)
+    assert survey(places, "13.0.1", "")["default_names"] == other
+    assert point(places, other) == (other, other)
+    assert point(places, places.path("13.0.1")) == (other, places.path("13.0.1"))
+    assert point(places, other) == (places.path("13.0.1"), other)
+
+
 def test_a_default_that_is_a_directory_is_refused_with_the_next_action(places: Places) -> None:
     switch(places, "13.0.1", build(places))
     os.mkdir(places.default)

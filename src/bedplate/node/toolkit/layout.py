@@ -288,10 +288,14 @@ def survey(places: Places, version: str, name: str, alternatives: Alternatives =
 
 
 def _names(link: str, kind: str, alternatives: Alternatives) -> str:
-    """Return what a link names, by way of update-alternatives where that tool made it."""
+    """Return the path that a link names, by way of update-alternatives where that tool made it; "" for no link.
+
+    Absolute and without a slash at its end: a link may name its target from its own directory.
+    """
     if kind == "alternatives":
-        return _kind(os.path.join(alternatives.directory, os.path.basename(link)))[1]
-    return _kind(link)[1]
+        link = os.path.join(alternatives.directory, os.path.basename(link))
+    target = _kind(link)[1]
+    return os.path.normpath(os.path.join(os.path.dirname(link), target)) if target else ""
 
 
 def target_is_alternative(link: str, alternatives: Alternatives) -> bool:
