@@ -108,10 +108,22 @@ def record(
             "nvidia",
             ["libnvidia-cfg1", "libnvidia-compute", "nvidia-compute-utils", "nvidia-dkms-open", "nvidia-utils"],
         ),
+        (
+            "ubuntu2404",
+            "590.44.01",
+            "distro",
+            [
+                "libnvidia-cfg1-590",
+                "libnvidia-compute-590",
+                "nvidia-compute-utils-590",
+                "nvidia-dkms-590-open",
+                "nvidia-utils-590",
+            ],
+        ),
     ],
 )  # fmt: skip
 def test_names_of_packages(system: str, version: str, source: str, expected: list[str]) -> None:
-    """From branch 590 on Ubuntu's names have no branch; asking for `nvidia-dkms-open` before would find nothing."""
+    """From branch 590 on NVIDIA's names have no branch, and Canonical's still do; the wrong ones find nothing."""
     assert value(host(system, version, bedplate_driver_source=source), "__nvidia_driver_names") == expected
 
 
