@@ -37,7 +37,8 @@ def bedplate_archive_sources(
     for line in targets:
         fields = dict(zip(FORMAT, (part.strip() for part in line.split("|"))))
         path, _, number = fields.get("SOURCESENTRY", "").rpartition(":")
-        suffix = fields.get("CODENAME", "").removeprefix(codename)
+        # Debian may be asked for as stable, and names each suite by codename; Ubuntu's suites all have the release's.
+        suffix = fields.get("RELEASE" if origin == "Ubuntu" else "CODENAME", "").removeprefix(codename)
         own = fields.get("ORIGIN", "").split(" ")[0] == origin and fields["CODENAME"].startswith(codename)
         if not own or suffix not in suffixes or path not in texts:
             continue

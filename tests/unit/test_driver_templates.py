@@ -539,6 +539,21 @@ def test_backports_come_from_the_same_mirror_unless_they_are_there() -> None:
     assert "bookworm-backports" not in [source["suite"] for source in again]
 
 
+def test_every_suite_of_ubuntu_has_the_codename_of_its_release() -> None:
+    """Its Release files all say `Codename: noble`; Debian's say bookworm-backports."""
+    mirror, path = "http://mirror/ubuntu/", "/etc/apt/sources.list.d/ubuntu.sources"
+    text = f"Types: deb\nURIs: {mirror}\nSuites: noble noble-updates noble-backports\nComponents: main\n"
+    suites = ("noble", "noble-updates", "noble-security", "noble-backports")
+    targets = [f"{suite}|noble|main|{mirror}|Ubuntu|{path}:1" for suite in suites]
+    arguments = (targets, {path: text}, "noble", "Ubuntu", ["main", "restricted"])
+    lacking = [f"{item['suite']} {' '.join(item['components'])}" for item in bedplate_archive_sources(*arguments)]
+    assert lacking == ["noble restricted", "noble-security restricted", "noble-updates restricted"]
+    more = [f"{item['suite']} {' '.join(item['components'])}" for item in bedplate_archive_sources(*arguments, True)]
+    assert more == ["noble restricted", "noble-backports restricted", *lacking[1:]]
+    proposed = [f"noble-proposed|noble|main|{mirror}|Ubuntu|{path}:1", *targets]
+    assert len(bedplate_archive_sources(proposed, *arguments[1:])) == 3
+
+
 def test_a_list_file_and_a_host_that_lacks_nothing() -> None:
     text = "# comment\ndeb [arch=amd64 signed-by=/usr/share/keyrings/u.gpg] http://mirror/ubuntu noble main\n"
     targets = ["noble|noble|main|http://mirror/ubuntu/|Ubuntu|/etc/apt/sources.list:2"]
