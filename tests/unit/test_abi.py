@@ -133,6 +133,17 @@ def test_the_driver_is_listed_and_not_missing(tmp_path: Path) -> None:
     assert report.driver["libnvidia-ml.so.1"] == 1
 
 
+def test_a_name_of_ones_own_is_not_the_drivers(tmp_path: Path) -> None:
+    site = environment(tmp_path)
+    driver = build(tmp_path / "driver" / "libcuda.so.1", ["cuInit"], [], "-Wl,-soname,libcuda.so.1")
+    needs = ["custom_allreduce", "cuInit"]
+    build(site / "own" / "_C.abi3.so", ["PyInit__C"], needs, f"-L{driver.parent}", "-l:libcuda.so.1")
+    driver.unlink()
+    report = check(site)
+    assert [s["mangled"] for s in only(report, "abi.undefined_symbol").evidence["symbols"]] == ["custom_allreduce"]
+    assert report.driver == {"libcuda.so.1": 1}
+
+
 def test_what_this_node_never_loads_is_judged_apart(tmp_path: Path) -> None:
     site = environment(tmp_path)
     for file in (

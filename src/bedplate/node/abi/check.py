@@ -207,8 +207,8 @@ class Checker:
                 found.undefined.append(symbol)
             return
         for library in sorted(absent):
-            for pattern, prefixes in DRIVER_LIBRARIES:
-                if prefixes and pattern.match(library) and name.startswith(prefixes):
+            for pattern, functions in DRIVER_LIBRARIES:
+                if functions and pattern.match(library) and functions.match(name):
                     self.driver.setdefault(library, set()).add(name)
                     return
         lost = sorted(library for library in absent if not is_driver(library))

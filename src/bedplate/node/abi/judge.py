@@ -19,15 +19,15 @@ from .installed import Torch
 
 LAYER = "stack"
 
-# Libraries of the NVIDIA driver: they come from the node, whatever the environment. The prefixes are of the C
-# functions each one exports.
+# Libraries of the NVIDIA driver: they come from the node, whatever the environment. The patterns are of the C
+# functions each one exports: prefix and capital, since names of one's own may begin with "cu" as well.
 DRIVER_LIBRARIES = (
-    (re.compile(r"libcuda\.so(\.1)?$"), ("cu",)),
-    (re.compile(r"libnvidia-ml\.so(\.1)?$"), ("nvml",)),
-    (re.compile(r"libnvcuvid\.so(\.1)?$"), ("cuvid",)),
-    (re.compile(r"libnvidia-encode\.so(\.1)?$"), ("NvEncode",)),
-    (re.compile(r"libnvoptix\.so(\.1)?$"), ("optix", "rt")),
-    (re.compile(r"libnvidia-[a-z0-9-]+\.so(\.\d+)*$"), ()),
+    (re.compile(r"libcuda\.so(\.1)?$"), re.compile(r"cu[A-Z]")),
+    (re.compile(r"libnvidia-ml\.so(\.1)?$"), re.compile(r"nvml[A-Z]")),
+    (re.compile(r"libnvcuvid\.so(\.1)?$"), re.compile(r"cuvid[A-Z]")),
+    (re.compile(r"libnvidia-encode\.so(\.1)?$"), re.compile(r"NvEncode[A-Z]")),
+    (re.compile(r"libnvoptix\.so(\.1)?$"), re.compile(r"(?:optix|rt)[A-Z]")),
+    (re.compile(r"libnvidia-[a-z0-9-]+\.so(\.\d+)*$"), None),
 )
 
 # CUDA libraries whose number behind .so. is the CUDA major version (or moves with it).
