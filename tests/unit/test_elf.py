@@ -151,6 +151,30 @@ def test_a_gnu_chain_without_end_stops_at_the_end_of_the_file(tmp_path: Path) ->
 
 
 @needs_compiler
+def test_filler_between_moved_tables_is_no_symbol(tmp_path: Path) -> None:
+    """patchelf moves the strings away and fills what is left with 0x5A; a file without exports counts no symbols."""
+    script = tmp_path / "v.map"
+    script.write_text("{ local: *; };")
+    path = build(
+        tmp_path / "l.so", ["a"], ["puts", "nowhere"], "-Wl,--hash-style=gnu", f"-Wl,--version-script={script}"
+    )
+    data = bytearray(path.read_bytes())
+    tables = ElfFile(bytes(data)).tables
+    first = next(s for s in ElfFile(bytes(data)).segments if s.type == module.PT_LOAD)
+    assert first.offset == first.vaddr == 0
+    assert not any(data[first.filesz : 4096])
+    moved = 4096 - tables.strsz
+    data[moved:4096] = data[tables.strtab : tables.strtab + tables.strsz]
+    data[tables.strtab : tables.strtab + tables.strsz] = b"\x5a" * tables.strsz
+    data[first.filesz : moved] = b"\x5a" * (moved - first.filesz)
+    header = 64 + 56 * ElfFile(bytes(data)).segments.index(first)
+    struct.pack_into("<QQ", data, header + 32, 4096, 4096)
+    entry = data.index(struct.pack("<qQ", module.DT_STRTAB, tables.strtab))
+    struct.pack_into("<Q", data, entry + 8, moved)
+    assert {s.name for s in ElfFile(bytes(data)).undefined()} >= {b"puts", b"nowhere"}
+
+
+@needs_compiler
 @pytest.mark.parametrize("style", ["gnu", "sysv"])
 def test_long_chains_are_walked_a_bounded_number_of_times(tmp_path: Path, style: str) -> None:
     """Every bucket leads to one chain through all symbols: each lookup is bounded, and so are all together."""

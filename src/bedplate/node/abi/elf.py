@@ -519,11 +519,18 @@ class ElfFile:
                     if self.data[at] & 1:
                         return highest
                     at += 4
-        # A hash table without exports does not tell the size; the linkers put the strings right behind the
-        # symbols.
-        if tables.strtab > tables.symtab and (tables.strtab - tables.symtab) // _SYM.size < 1 << 24:
-            count = (tables.strtab - tables.symtab) // _SYM.size
+            # Without exports there are no chains to tell the size by. LLVM's linker and mold write the number of all
+            # symbols as that of the first hashed one, GNU ld writes 1.
+            if self._holds(first):
+                count = first
+        # What relocations refer to is all that the loader resolves.
         return max(count, 1 + max((max(chunk) for chunk in self._relocations()), default=0))
+
+    def _holds(self, count: int) -> bool:
+        """Tell whether the symbol table has room for so many symbols: in the file, and before the strings behind it."""
+        start, strings = self.tables.symtab, self.tables.strtab
+        end = start + count * _SYM.size
+        return end <= self.size and not start < strings < end
 
     def _symbol(self, index: int) -> tuple[int, int, int, int, int, int]:
         at = self.tables.symtab + index * _SYM.size
