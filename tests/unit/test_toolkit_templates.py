@@ -42,6 +42,32 @@ def test_the_site_is_part_of_what_apt_shows(repository: str, shown: str) -> None
     assert choose("cuda-cudart-13-0", "13.0.88-1", known, site) == "13.0.88-1"
 
 
+@pytest.mark.parametrize(
+    ("installed", "in_place"),
+    [
+        ({}, True),
+        ({"cuda-toolkit-config-common": "13.0.88-1", "cuda-toolkit-13-config-common": "13.0.88-1"}, True),
+        ({"cuda-cudart-12-8": "12.8.57-1"}, False),
+    ],
+)
+def test_what_a_newer_toolkit_shares_is_no_difference(installed: dict[str, str], in_place: bool) -> None:
+    recorded = {"cuda-cudart-12-8": "12.8.90-1"}
+    found = render(
+        "{{ __cuda_toolkit_in_place }}",
+        cuda_toolkit_source="nvidia",
+        __cuda_toolkit_now={"packages": recorded},
+        __cuda_toolkit_installed={"installed": {**recorded, **installed}},
+    )
+    assert found is in_place
+    missing = render(
+        "{{ __cuda_toolkit_in_place }}",
+        cuda_toolkit_source="nvidia",
+        __cuda_toolkit_now={"packages": recorded},
+        __cuda_toolkit_installed={"installed": {}},
+    )
+    assert missing is False
+
+
 def pins(packages: dict[str, str]) -> str:
     """Return the preferences of a way back, with what a rollback knows: it has not read the node's toolkits."""
     back = load("tasks/rollback.yml")[0]
