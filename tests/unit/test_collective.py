@@ -70,6 +70,12 @@ def test_good_sums_pass_at_every_rank_count(good: Path) -> None:
         assert row["algbw_gbps"] == pytest.approx(row["bytes"] / row["median_s"] / 1e9, rel=0.1, abs=0.001)
 
 
+@pytest.mark.parametrize("ranks", [3, 5])
+def test_a_gathered_share_is_whole_elements(good: Path, ranks: int) -> None:
+    (verdict,) = run(good, ranks=[ranks], operations=["all_gather"], repeats=1, max_bytes=4096)
+    assert verdict.status == "pass", verdict
+
+
 def test_all_operations_are_exact_and_measured(good: Path) -> None:
     operations = ["all_reduce", "all_gather", "reduce_scatter"]
     (verdict,) = run(good, ranks=[3], operations=operations, repeats=2, max_bytes=600000)

@@ -76,7 +76,12 @@ class Tensor:
 
 
 def frombuffer(buffer: bytearray, *, dtype: dtype) -> Tensor:
-    """Return a tensor over the memory of a writable buffer."""
+    """Return a tensor over the memory of a writable buffer, which must hold whole elements as for the real torch."""
+    if len(buffer) % dtype.itemsize:
+        raise ValueError(
+            f"buffer length ({len(buffer)} bytes) after offset (0 bytes) must be a multiple of element size "
+            f"({dtype.itemsize})"
+        )
     return Tensor(memoryview(buffer).cast("B"), dtype)
 
 

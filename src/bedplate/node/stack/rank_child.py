@@ -189,7 +189,7 @@ class Data:
         self.source = tensor(contributions[rank], length)
         self.total = tensor([sum(column) for column in zip(*contributions)], length)
         self.shares = (
-            [tensor(numbers, max(8, length // ranks)) for numbers in contributions]
+            [tensor(numbers, max(8, length // ranks // 8 * 8)) for numbers in contributions]
             if "all_gather" in config["operations"]
             else []
         )
