@@ -68,6 +68,40 @@ def test_what_a_newer_toolkit_shares_is_no_difference(installed: dict[str, str],
     assert missing is False
 
 
+def test_what_apt_has_unpacked_is_finished_and_not_asked_for() -> None:
+    """A disk that was full, a script that failed: apt's answer has no step for these, which is no other version."""
+    asked = {
+        "cuda-nvcc-13-0": "13.0.88",
+        "cuda-crt-13-0": "13.0.88-1",
+        "cuda-cudart-13-0": "13.0.88",
+        "cuda-nvtx-13-0": "1",
+    }
+    lines = [
+        "unpacked cuda-nvcc-13-0=13.0.88-1",
+        "half-configured cuda-crt-13-0=13.0.88-1",
+        "installed cuda-cudart-13-0=13.0.88-1",
+        "unpacked cuda-nvtx-13-0=13.0.85-1",
+    ]
+    given = {"__cuda_toolkit_asked": asked, "__cuda_toolkit_dpkg": {"stdout_lines": lines}}
+    unfinished = {"cuda-nvcc-13-0": "13.0.88-1", "cuda-crt-13-0": "13.0.88-1"}
+    assert render("{{ __cuda_toolkit_unfinished }}", **given) == unfinished
+    rest = {"cuda-cudart-13-0": "13.0.88-1"}
+    planned = render("{{ __cuda_toolkit_planned }}", **given, __cuda_toolkit_plan={"packages": rest})
+    assert planned == {**unfinished, **rest}
+
+
+@pytest.mark.parametrize("name", ["install_nvidia", "rollback_nvidia"])
+def test_dpkg_is_settled_before_apt_is_asked(name: str) -> None:
+    """Else what apt left half done is refused by the run that would mend it, and by the way back."""
+    included = [task.get("ansible.builtin.include_tasks") for task in load(f"tasks/{name}.yml")]
+    assert included.index("settle.yml") < included.index("simulate.yml")
+    asking, *_, refusing = (task for task in load("tasks/simulate.yml") if "bedplate_packages" in task)
+    assert asking["bedplate_packages"]["strict"] is False
+    assert "packages.locked" in asking["until"]
+    assert "packages.dpkg_interrupted" in refusing["when"][0]
+    assert {**refusing["bedplate_packages"], "strict": False} == asking["bedplate_packages"]
+
+
 def pins(packages: dict[str, str]) -> str:
     """Return the preferences of a way back, with what a rollback knows: it has not read the node's toolkits."""
     back = load("tasks/rollback.yml")[0]
