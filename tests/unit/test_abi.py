@@ -188,6 +188,19 @@ def test_python_symbols_come_from_the_interpreter(tmp_path: Path) -> None:
     assert verdict.evidence["symbols"] == ["PyCowboy_Ride"]
 
 
+@pytest.mark.parametrize("place", ["lib/python3.11/site-packages", "target"])
+def test_without_an_interpreter_nothing_is_said_of_pythons_names(tmp_path: Path, place: str) -> None:
+    build(tmp_path / place / "pkg" / "a.abi3.so", ["PyInit_a"], ["PyModule_Create2", "nowhere"])
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to("/no/such/python")
+    report = check_environment(str(tmp_path / place))
+    assert codes(report) == ["abi.undefined_symbol"]
+    assert [s["mangled"] for s in only(report, "abi.undefined_symbol").evidence["symbols"]] == ["nowhere"]
+    verdict = only(report, "abi.unreadable_file")
+    assert (verdict.status, verdict.evidence["names"]) == ("inconclusive", ["PyModule_Create2"])
+    assert "no interpreter" in verdict.message
+
+
 def test_a_newer_glibc_and_a_newer_runtime_are_named(tmp_path: Path) -> None:
     site = environment(tmp_path)
     path = build(site / "pkg" / "a.so", ["PyInit_a"], ["puts", "memcpy"])

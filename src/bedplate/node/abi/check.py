@@ -34,7 +34,7 @@ from .installed import (
     is_module,
     shared_objects,
 )
-from .judge import DRIVER_LIBRARIES, LAYER, SONAME, Context, ExportIndex, Findings, is_driver, verdicts_of
+from .judge import DRIVER_LIBRARIES, LAYER, MAX_SYMBOLS, SONAME, Context, ExportIndex, Findings, is_driver, verdicts_of
 from .loader import Library, Loader, SystemLibraries
 
 _FIRST_SCOPE = re.compile(r"_Z(?:T[VTIS]|GV|GR)?N[KVrRO]*(?P<scope>S[tabsiod]|\d+)")
@@ -87,6 +87,7 @@ class Checker:
         self.distributions = Distributions(environment.site_packages)
         self.judged: set[str] = set()
         self.driver: dict[str, set[str]] = {}
+        self.python_names: set[str] = set()  # what an interpreter that was not found would have to bring
         self.torch_libraries: list[Library] = []
         self._nearest: dict[str, str | None] = {}
 
@@ -173,6 +174,10 @@ class Checker:
             if unresolved:
                 referred = library.elf.relocated({s.number for s in unresolved})
                 unresolved = [s for s in unresolved if s.number in referred]
+            if self.environment.python is None:
+                of_python = {os.fsdecode(s.name) for s in unresolved if s.name.startswith((b"Py", b"_Py"))}
+                self.python_names |= of_python
+                unresolved = [s for s in unresolved if os.fsdecode(s.name) not in of_python]
             for symbol in unresolved:
                 self._blame(symbol, root, absent, bad_versions, found)
         except ElfError as error:
@@ -347,8 +352,21 @@ def check_environment(
         apart=len(listed),
         driver={name: len(symbols) for name, symbols in sorted(checker.driver.items())},
     )
+    if checker.python_names:
+        verdicts.append(_no_interpreter(environment.site_packages, checker.python_names))
     verdicts += verdicts_of(context, findings)
     return Report(verdicts, context.judged, listed, context.driver, _milliseconds(started))
+
+
+def _no_interpreter(site_packages: str, names: set[str]) -> Verdict:
+    """Return the verdict on names of Python's that nothing can be said about."""
+    return Verdict(
+        "abi.unreadable_file", "inconclusive", LAYER, "python",
+        f"There is no interpreter beside {site_packages}: whether it has the {len(names)} names that extensions need "
+        "of Python was not checked.",
+        {"file": None, "site_packages": site_packages, "names": sorted(names)[:MAX_SYMBOLS]},
+        "Give the environment its interpreter back, or build it again.",
+    )  # fmt: skip
 
 
 def _by_basename(site_packages: str, files: Iterable[str]) -> dict[str, str]:
