@@ -1,4 +1,4 @@
-"""How roles run uv on a node: one lock, one cache, and the place where wheels come from."""
+"""How roles run uv on a node: one lock, one cache, the place where wheels come from and how that is shown."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
+
+from bedplate.node.evidence import redact
 
 LOCK_WAIT_S = 60
 LOCKED = 75  # EX_TEMPFAIL of sysexits.h: flock's exit code when another run holds the lock
@@ -42,9 +44,14 @@ def bedplate_uv(root: str, state_dir: str, source: str, location: str) -> dict[s
     }
 
 
+def bedplate_redact(text: str) -> str:
+    """Return a text that may be shown: without users and passwords of addresses, tokens and keys."""
+    return redact(str(text))
+
+
 class FilterModule:
     """Ansible's entry point."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Return the filters by name."""
-        return {"bedplate_uv": bedplate_uv}
+        return {"bedplate_redact": bedplate_redact, "bedplate_uv": bedplate_uv}

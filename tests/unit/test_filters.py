@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
+from ansible.parsing.dataloader import DataLoader
+from ansible.plugins.loader import filter_loader
+from ansible.template import Templar
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -185,6 +188,55 @@ def test_where_uv_finds_locked_wheels(source: str, location: str, wheels: list[s
     assert found["command"][0] == "flock"
     assert found["command"][-2:] == ["/var/lib/b/lock", "/opt/b/tools/bin/uv"]
     assert found["environment"]["UV_CACHE_DIR"] == "/opt/b/cache/uv"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "name"),
+    [
+        ("python_stack/tasks/install.yml", "Say what would be built"),
+        ("python_stack/tasks/install.yml", "Stop when wheels are missing, changed or not reachable"),
+        ("cuda_toolkit/tasks/install_wheels.yml", "Stop when wheels are missing, changed or not reachable"),
+        ("cuda_toolkit/vars/main.yml", "__cuda_toolkit_outlook"),
+    ],
+)
+def test_what_is_said_of_a_location_has_no_password(tasks: str, name: str) -> None:
+    """The command is not logged then; what is said of it afterwards would tell all the same."""
+    loader = DataLoader()
+    content = loader.load_from_file(str(ROOT / "roles" / tasks), trusted_as_template=True)
+    (text,) = texts_named(content, name)
+    location = "https://user:secret@mirror/wheels"
+    uv = {"stderr": f"failed: {location}/a.whl", "rc": 2}
+    filter_loader.add_directory(str(ROOT / "filter_plugins"))
+    plan = {"packages": 1, "target": "x", "bytes": 1, "name": "p", "version": "13.0.1", "system_packages": {"apt": []}}
+    found = {"ready": "", "default_names": ""}
+    known = {
+        "python_stack_generation": "g",
+        "python_stack_plan": plan,
+        "python_stack_wheels_source": "index",
+        "python_stack_wheels_location": location,
+        "__python_stack_sync": uv,
+        "cuda_toolkit_plan": {**plan, "default": False},
+        "cuda_toolkit_source": "wheels",
+        "cuda_toolkit_prefix": "/usr/local",
+        "cuda_toolkit_wheels_source": "index",
+        "cuda_toolkit_wheels_location": location,
+        "__cuda_toolkit_unpacked": uv,
+        "__cuda_toolkit_found": found,
+        "__cuda_toolkit_path": "/usr/local/cuda-13.0",
+        "__cuda_toolkit_read": {"wanted": {"files": [], "bytes": 1}},
+    }
+    said = Templar(loader=loader, variables=known).template(text)
+    assert "mirror/wheels" in said
+    assert "secret" not in said
+
+
+def texts_named(content: Any, name: str) -> list[Any]:
+    """Return the message of the task of a name, in blocks as well, or the variable of that name."""
+    if isinstance(content, dict):
+        if content.get("name") == name:
+            return [task["msg"] for task in content.values() if isinstance(task, dict) and "msg" in task]
+        return [content[name]] if name in content else texts_named(content.get("block", []), name)
+    return [text for part in content for text in texts_named(part, name)]
 
 
 def test_wheels_come_from_nowhere_else() -> None:
