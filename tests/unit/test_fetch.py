@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,7 +32,8 @@ class Index(ThreadingHTTPServer):
     """A package index with faults.
 
     content: {file name: bytes}; requested: [(path, Range header)]; ranges: whether ranges are served; cut: bytes
-    after which the next answers break off; status: codes that the next answers have.
+    after which the next answers break off; status: codes that the next answers have; pause: seconds in the middle of
+    each answer.
     """
 
     daemon_threads = True
@@ -42,6 +45,7 @@ class Index(ThreadingHTTPServer):
         self.ranges = True
         self.cut: list[int] = []
         self.status: list[int] = []
+        self.pause = 0.0
         super().__init__(("127.0.0.1", 0), Handler)
 
     @property
@@ -86,7 +90,10 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body[:cut])
+        body = body[:cut]
+        self.wfile.write(body[: len(body) // 2])
+        time.sleep(self.server.pause)
+        self.wfile.write(body[len(body) // 2 :])
         self.close_connection = True
 
     def log_message(self, *args: object) -> None:
@@ -297,17 +304,58 @@ def test_disk_that_is_too_small(scene: Scene) -> None:
     scene.plan().check_space()
 
 
-def test_disk_that_fills_up(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    real_open = Path.open
-
-    def full(path: Path, mode: str = "r", *args: object, **kwargs: object) -> object:
-        # /dev/full takes no byte, as a disk without room does
-        target = Path("/dev/full") if path.suffix == ".part" and "b" in mode and mode != "rb" else path
-        return real_open(target, mode, *args, **kwargs)  # type: ignore[call-overload]
-
-    monkeypatch.setattr(Path, "open", full)
+def test_disk_that_fills_up(scene: Scene) -> None:
+    scene.to.mkdir()
+    # /dev/full takes no byte, as a disk without room does
+    (scene.to / f"{scene.complete[0]}.part").symlink_to("/dev/full")
     with pytest.raises(BedplateError, match=r"cannot write .*alpha.*\.part: No space left on device"):
         scene.fetch()
+
+
+def together(*downloads: Download) -> list[BaseException]:
+    """Run downloads at the same time; return what they raised."""
+    problems: list[BaseException] = []
+
+    def run(download: Download) -> None:
+        try:
+            with requests.Session() as session:
+                download.run(session, lambda _: None, threading.Event())
+        except BaseException as error:  # noqa: BLE001  # looked at by the test
+            problems.append(error)
+
+    threads = [threading.Thread(target=run, args=(download,)) for download in downloads]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return problems
+
+
+@pytest.mark.parametrize("part", [b"", b"first"])
+def test_two_fetches_of_one_file_bring_it_once(index: Index, tmp_path: Path, part: bytes) -> None:
+    content = b"first" + b"x" * 2_000_000
+    index.content["one.whl"], index.pause = content, 0.05
+    url, digest = index.url.replace("simple/", "files/one.whl"), hashlib.sha256(content).hexdigest()
+    download = Download(url, tmp_path / "one.whl", digest, len(content))
+    if part:
+        download.part.write_bytes(part)
+    assert together(*[download] * 4) == []
+    assert download.path.read_bytes() == content
+    assert len(index.files_requested()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["one.whl"]
+
+
+def test_two_fetches_of_different_files_of_one_name_get_their_own(index: Index, tmp_path: Path) -> None:
+    contents = {name: name[:1].encode() * 1_000_000 for name in ("a.whl", "b.whl")}
+    index.content, index.pause = dict(contents), 0.05
+    downloads = [
+        Download(index.url.replace("simple/", f"files/{name}"), tmp_path / "one.whl", digest, len(body))
+        for name, body in contents.items()
+        for digest in [hashlib.sha256(body).hexdigest()]
+    ]
+    assert together(*downloads) == []
+    assert (tmp_path / "one.whl").read_bytes() in contents.values()
+    assert len(index.files_requested()) == 2
 
 
 def test_stop_keeps_the_part(scene: Scene, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ Files are found on the index by sha256, so a mirror under other URLs serves as w
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable, Sequence
@@ -110,8 +111,8 @@ def fetch(
     def one(file: LockedFile) -> None:
         url = find_url(file, index_of(profile, file.name, index_url), session)
         download = Download(url, plan.directory / file.file, file.sha256, file.size)
-        download.run(session, lambda count: progress(file, count), stop)
-        seen[file.file] = _stamp(download.path, file.sha256)
+        status = download.run(session, lambda count: progress(file, count), stop)
+        seen[file.file] = _stamp(status, file.sha256)
         done()
 
     def work() -> None:
@@ -178,7 +179,7 @@ Stamps = dict[str, list[int | str]]
 def _is_right(path: Path, file: LockedFile, seen: Stamps) -> bool:
     if not path.is_file() or (file.size is not None and _size(path) != file.size):
         return False
-    stamp = _stamp(path, file.sha256)
+    stamp = _stamp(path.stat(), file.sha256)
     if seen.get(file.file) != stamp:
         if sha256_of(path) != file.sha256:
             return False
@@ -186,8 +187,7 @@ def _is_right(path: Path, file: LockedFile, seen: Stamps) -> bool:
     return True
 
 
-def _stamp(path: Path, sha256: str) -> list[int | str]:
-    status = path.stat()
+def _stamp(status: os.stat_result, sha256: str) -> list[int | str]:
     return [status.st_size, status.st_mtime_ns, sha256]
 
 
