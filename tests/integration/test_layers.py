@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.node, pytest.mark.real]
 
 OLD = {"driver": "575.57.08", "toolkit": "12.8.1", "stack": "low"}
 NEW = {"driver": "580.82.07", "toolkit": "13.0.1", "stack": "high"}
+KERNEL_BEFORE = "5.0.0-1-amd64"
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +62,11 @@ def gpu_node(
     for nodes in make_nodes(folder, "bedplate-layers", 1, toolkit_wheels, profiles, kind="driver"):
         node = nodes[0]
         run(sys.executable, ROOT / "tests" / "aptrepo" / "onto_node.py", repository, node.name)
+        # Most hosts keep the kernel before, to fall back on; DKMS by itself builds for the newest.
+        node.sh(
+            f"kernel=$(ls /lib/modules) && cp -a /lib/modules/$kernel /lib/modules/{KERNEL_BEFORE}"
+            f" && cp -a /boot/vmlinuz-$kernel /boot/vmlinuz-{KERNEL_BEFORE}"
+        )
         yield node
 
 
@@ -161,6 +167,9 @@ def test_the_whole_story(gpu_node: Node, site: Any, repository: Path) -> None:
     first = site("low")
     assert first.code == 0, first.output
     assert journal(node) == shown(node) == OLD
+    built = node.sh("dkms status").splitlines()
+    assert [line.endswith(": installed") for line in built] == [True, True]
+    assert built[0].startswith(f"nvidia/575.57.08, {KERNEL_BEFORE}, ")
 
     again = site("low")
     assert again.code == 0, again.output
