@@ -101,7 +101,7 @@ def test_life_and_death(proc: Proc) -> None:
     assert is_alive({**holder, "pid": 30, "pid_start": 300}, proc.path) is True
     assert is_alive({**holder, "pid": 30, "pid_start": 299}, proc.path) is False, "the number was used again"
     assert is_alive({**holder, "pid": 31, "pid_start": 310}, proc.path) is False, "a zombie changes nothing"
-    assert is_alive({**holder, "pid": 99}, proc.path) is False
+    assert is_alive({**holder, "pid": 2**22 + 1}, proc.path) is False, "more than any kernel gives out"
 
 
 @pytest.mark.parametrize("key", ["controller", "boot_id", "pid_namespace"])
@@ -113,6 +113,28 @@ def test_elsewhere_is_not_known(proc: Proc, key: str) -> None:
 @given(st.dictionaries(st.sampled_from(["controller", "boot_id", "pid_namespace", "pid", "pid_start"]), st.none()))
 def test_what_is_no_holder_is_not_known(holder: dict[str, object]) -> None:
     assert is_alive(holder) is None
+
+
+@pytest.mark.parametrize("error", [PermissionError, None])
+def test_a_process_hidden_from_this_user_is_not_known(
+    proc: Proc, monkeypatch: pytest.MonkeyPatch, error: type[OSError] | None
+) -> None:
+    """As under hidepid=2, where what another user runs is absent from /proc."""
+
+    def kill(pid: int, signal: int) -> None:
+        assert (pid, signal) == (99, 0)
+        if error:
+            raise error
+
+    proc.me(1)
+    monkeypatch.setattr("os.kill", kill)
+    assert is_alive({**current_run(proc.path)["holder"], "pid": 99}, proc.path) is None
+
+
+@pytest.mark.parametrize("pid", [0, -1, 2**70])
+def test_a_number_that_no_process_has_is_no_holder(proc: Proc, pid: int) -> None:
+    proc.me(1)
+    assert is_alive({**current_run(proc.path)["holder"], "pid": pid}, proc.path) is None
 
 
 def test_the_real_proc() -> None:

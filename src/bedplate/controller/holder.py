@@ -55,9 +55,24 @@ def is_alive(holder: dict[str, Any], proc: Path = PROC) -> bool | None:
         return None
     try:
         state, actual_start, _ = _read_stat(proc, pid)
-    except FileNotFoundError:
-        return False
+    except PermissionError:  # hidepid=1
+        return None
+    except (FileNotFoundError, ProcessLookupError):  # it has ended, or hidepid=2 hides it from this user
+        return False if _has_ended(pid) else None
     return actual_start == start and state not in "ZX"
+
+
+def _has_ended(pid: int) -> bool:
+    """Return whether the kernel, asked past /proc, knows no such process."""
+    if pid <= 0:  # would mean a group of processes
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        return False
+    return False
 
 
 def _ansible_process(proc: Path) -> int:
