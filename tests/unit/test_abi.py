@@ -268,9 +268,7 @@ def test_a_library_of_another_distribution_is_a_warning(tmp_path: Path) -> None:
     assert only(report, "abi.missing_library").evidence["present_at"] == "other_pkg/libshared.so.1"
 
 
-@pytest.mark.parametrize(
-    "content", [b"INPUT(-lfoo)", b"!<arch>\n", b"\x7fELF\x02\x01", b"", b"\x7fELF\x01\x01" + b"\0" * 90]
-)
+@pytest.mark.parametrize("content", [b"INPUT(-lfoo)", b"!<arch>\n", b"\x7fELF\x02\x01", b""])
 def test_unreadable_files_are_verdicts(tmp_path: Path, content: bytes) -> None:
     site = environment(tmp_path)
     (site / "pkg").mkdir()
@@ -278,6 +276,15 @@ def test_unreadable_files_are_verdicts(tmp_path: Path, content: bytes) -> None:
     verdict = only(check(site), "abi.unreadable_file")
     assert verdict.evidence["file"] == "pkg/a.so"
     assert verdict.evidence["reason"]
+
+
+def test_a_file_for_32_bits_that_nothing_would_load_is_listed_apart(tmp_path: Path) -> None:
+    site = environment(tmp_path)
+    (site / "pkg").mkdir()
+    (site / "pkg" / "a.so").write_bytes(b"\x7fELF\x01\x01" + b"\0" * 90)
+    report = check(site)
+    assert report.status == "pass"
+    assert report.apart == [{"file": "pkg/a.so", "reason": "a 32-bit ELF file"}]
 
 
 def test_layouts_that_changed_make_files_suspect(tmp_path: Path) -> None:

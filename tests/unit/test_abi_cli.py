@@ -17,7 +17,7 @@ import pytest
 from abi_libraries import CHECK_INT, CHECK_UNSIGNED, build, environment, needs_compiler
 from typer.testing import CliRunner
 
-from bedplate.controller.abi_check import check_lock
+from bedplate.controller.abi_check import check_lock, check_wheels
 from bedplate.controller.abi_cli import app
 from bedplate.controller.abi_index import save_index
 from bedplate.node.abi.exports import Release, TorchIndex
@@ -322,6 +322,14 @@ def test_an_extension_for_another_machine_fails(wheel: Path, tmp_path: Path) -> 
                 data[18:20] = (183).to_bytes(2, "little")  # e_machine: EM_AARCH64
             target.writestr(member, bytes(data))
     assert "an ELF file for aarch64" in run("check", str(other), "--torch", "2.9.1", code=1)
+
+
+def test_a_member_for_32_bits_is_listed_apart(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("ext/helper32.so", b"\x7fELF\x01\x01" + b"\0" * 90)
+    report, _ = check_wheels([wheel], "2.9.1")
+    assert [v.status for v in report.verdicts] == ["pass"]
+    assert [a["file"] for a in report.apart] == ["ext/helper32.so"]
 
 
 def test_a_file_is_not_believed_by_its_name(tmp_path: Path, server: dict[str, Any]) -> None:

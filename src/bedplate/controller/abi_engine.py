@@ -143,13 +143,15 @@ class Engine:
             reasons = {f: r for f, r in reasons.items() if "Python" not in r}
         if setting.arch is None:  # any node: every architecture's files are judged
             reasons = {f: r for f, r in reasons.items() if "architecture" not in r}
-        return reasons
+        return {**reasons, **{name: file.error for name, file in files.items() if file.foreign}}
 
     def _loaded(self, files: dict[str, FileNeeds], apart: dict[str, str], release: Release) -> list[str]:
         """Return the files that are loaded for sure: modules, users of torch, and what those need of their wheel."""
         provided = set(release.provides)
         by_name: dict[str, str] = {}
         for name, file in files.items():
+            if file.foreign:  # the loader passes over it
+                continue
             by_name.setdefault(os.path.basename(name), name)
             by_name.setdefault(file.soname or os.path.basename(name), name)
         queue = [

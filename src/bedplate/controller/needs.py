@@ -37,7 +37,8 @@ class FileNeeds:
     """What one shared object of a wheel needs.
 
     undefined: [name, version or "", library of the version or "", weak]; versions: [version, library]; exports: those
-    names it exports that other members of the wheel want; how: ``prefix`` or ``whole``, or ``""`` with `error`.
+    names it exports that other members of the wheel want; how: ``prefix`` or ``whole``, or ``""`` with `error`;
+    foreign: the error is that the file is for another word size, byte order or machine.
     """
 
     file: str
@@ -50,6 +51,7 @@ class FileNeeds:
     exports: list[str] = field(default_factory=list)
     how: str = ""
     error: str = ""
+    foreign: bool = False
 
 
 @dataclass
@@ -130,7 +132,7 @@ def read_needs(wheel: RemoteWheel, name: str, sha256: str, *, libraries: bool = 
             try:
                 opened.append(_read_member(wheel, member, Path(place) / str(at)))
             except ElfError as error:
-                opened.append((FileNeeds(member, error=str(error)), None))
+                opened.append((FileNeeds(member, error=str(error), foreign=error.foreign), None))
             known[content] = opened[-1]
         _fill_exports(opened)
     return WheelNeeds(

@@ -385,6 +385,8 @@ def _sort_files(
 ) -> tuple[list[str], list[str], list[Findings]]:
     """Sort the files not set apart into required ones, others, and unreadable ones (as findings).
 
+    Files for another word size, byte order or machine are set apart here.
+
     Required is what a process would load for sure to use the packages: extension modules, and libraries that
     need a library of torch, because those register operators.
     """
@@ -401,6 +403,9 @@ def _sort_files(
             elf = checker.loader.open(path)
             wanted = is_module(elf, file) or not torch_names.isdisjoint(elf.needed)
         except (ElfError, OSError) as error:
+            if isinstance(error, ElfError) and error.foreign:  # the loader passes over it as well
+                apart[file] = error.reason
+                continue
             unreadable.append(Findings(file, path, error=str(error)))
             continue
         (required if wanted else others).append(file)
