@@ -102,6 +102,56 @@ def test_dpkg_is_settled_before_apt_is_asked(name: str) -> None:
     assert {**refusing["bedplate_packages"], "strict": False} == asking["bedplate_packages"]
 
 
+OTHER, OURS, NEXT = "/usr/local/cuda-12.4", "/usr/local/cuda-13.0", "/usr/local/cuda-13.1"
+
+
+@pytest.mark.parametrize(
+    ("default", "names", "last", "before"),
+    [
+        (False, OTHER, {}, ""),
+        (True, OTHER, {}, OTHER),
+        (True, "", {"default": False, "path": OTHER}, ""),
+        (
+            True,
+            OURS,
+            {"default": True, "path": OURS, "default_before": OTHER},
+            OTHER,
+        ),  # a second run, an interrupted one
+        (True, NEXT, {"default": True, "path": NEXT, "default_before": ""}, ""),
+        (True, OTHER, {"default": True, "path": OURS, "default_before": NEXT}, OTHER),  # somebody moved it
+    ],
+)
+def test_the_record_has_what_the_default_named_before(
+    default: bool, names: str, last: dict[str, Any], before: str
+) -> None:
+    record = load("vars/main.yml")["__cuda_toolkit_record"]["default_before"]
+    found = render(
+        record,
+        cuda_toolkit_plan={"default": default},
+        __cuda_toolkit_found={"default_names": names},
+        __cuda_toolkit_last=last,
+    )
+    assert found == before
+
+
+@pytest.mark.parametrize(
+    ("left", "names", "moves"),
+    [
+        ({"default": True, "path": OURS, "default_before": ""}, OURS, True),
+        ({"default": True, "path": OURS, "default_before": OTHER}, OTHER, False),
+        ({"default": False, "path": OURS, "default_before": ""}, OURS, False),
+        ({"default": True, "path": OURS}, OURS, False),
+        ({}, OURS, False),
+    ],
+)
+def test_only_a_default_that_the_failed_toolkit_made_is_taken_back(
+    left: dict[str, Any], names: str, moves: bool
+) -> None:
+    given = {"__cuda_toolkit_left": left, "__cuda_toolkit_links": {"toolkit": {"default_names": names}}}
+    when = load("tasks/unpoint.yml")[-1]["when"]
+    assert moves is all(render("{{ " + condition + " }}", **given) for condition in when)
+
+
 def pins(packages: dict[str, str]) -> str:
     """Return the preferences of a way back, with what a rollback knows: it has not read the node's toolkits."""
     back = load("tasks/rollback.yml")[0]
