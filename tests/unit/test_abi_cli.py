@@ -19,7 +19,10 @@ from typer.testing import CliRunner
 
 from bedplate.controller.abi_check import check_lock, check_wheels
 from bedplate.controller.abi_cli import app
-from bedplate.controller.abi_index import save_index
+from bedplate.controller.abi_index import read_torch_wheel, save_index
+from bedplate.controller.abi_sources import from_requirement
+from bedplate.controller.errors import BedplateError
+from bedplate.controller.range_reader import LocalSource, RemoteWheel
 from bedplate.node.abi.exports import Release, TorchIndex
 
 pytestmark = needs_compiler
@@ -381,3 +384,37 @@ def test_a_download_that_is_another_file(server: dict[str, Any]) -> None:
     result = CliRunner().invoke(app, ["solve", "ext", "--index-url", server["url"], "--python", "3.11"])
     assert result.exit_code == 1
     assert "is not the one that it announces" in result.output
+
+
+@pytest.mark.parametrize("python", ["3", "foo", "cp312", "2.7", "3.12.1"])
+def test_a_python_that_is_no_version_is_named(python: str) -> None:
+    with pytest.raises(BedplateError, match=rf"^{python} is not a version of Python .* such as 3\.12"):
+        from_requirement("ext", python=python)
+
+
+def test_a_full_disk_is_named(server: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    server["ranges"] = False
+    monkeypatch.setattr("tempfile.TemporaryDirectory", full)
+    with pytest.raises(BedplateError, match=rf"^{NAME}: .*: No space left on device\. Make room .* TMPDIR"):
+        from_requirement("ext", index_url=server["url"])
+
+
+def test_a_member_beyond_the_end_is_named(wheel: Path) -> None:
+    opened = RemoteWheel(LocalSource(wheel))
+    opened.members["ext/k.abi3.so"].header_offset = 2**64 - 1
+    with pytest.raises(BedplateError, match=r"ext/k\.abi3\.so' is not where the directory says"):
+        opened.read("ext/k.abi3.so", 1 << 30)
+
+
+def test_a_damaged_torch_wheel_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "torch-2.9.1-cp311-cp311-linux_x86_64.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("torch/version.py", "x = 1\n" * 100)
+    data = bytearray(path.read_bytes())
+    data[46:50] = b"\xff" * 4  # past the header of 30 bytes and the name of 16
+    path.write_bytes(data)
+    with pytest.raises(BedplateError, match=r"cannot be read as a wheel of torch: .*\. Get it again"):
+        read_torch_wheel(path)

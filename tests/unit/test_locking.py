@@ -223,6 +223,15 @@ def test_the_uv_stays_as_long_as_the_content(site: Site) -> None:
     assert site.lock("alpha==1.1").data.tools == {"uv": uv_version()}
 
 
+def test_a_lock_that_is_no_text_is_written_anew(site: Site) -> None:
+    make_wheel(site.wheels, "alpha", "1.0")
+    site.lock("alpha==1.0")
+    lock = site.profiles / "small" / "lock.yml"
+    lock.write_bytes(b"schema: \xff\n")
+    new = make_lock(load_profile("small", [site.profiles]), [], site.sources, NO_UPGRADE)
+    assert new.differing() == [lock]
+
+
 class Check:
     """Stands for the ABI check: `status` is what it finds next, `calls` how often it was asked."""
 

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -145,8 +146,9 @@ def read_torch_wheel(wheel: Path, *, layout: bool = True) -> tuple[Release, dict
                 file.unlink()
             old_abi = not any("__cxx11" in n for n in exports.get("libc10.so", ()))
             sizes = compile_layout(archive, Path(place), old_abi=old_abi) if layout else {}
-    except (OSError, zipfile.BadZipFile, KeyError, ElfError, EOFError) as error:
-        raise BedplateError(f"{wheel} cannot be read as a wheel of torch: {error}") from error
+    except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError, KeyError, ElfError, EOFError) as error:
+        # RuntimeError: an encrypted member, or a method of compression that is not known here
+        raise BedplateError(f"{wheel} cannot be read as a wheel of torch: {error}. Get it again") from error
     cuda = re.search(r"^cuda\s*(?::[^=]+)?=\s*['\"]([\d.]+)", text, re.MULTILINE)
     return (
         Release(

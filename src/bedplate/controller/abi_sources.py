@@ -74,6 +74,10 @@ def from_requirement(text: str, *, python: str = "", index_url: str = "") -> lis
     """
     requirement = _requirement(text)
     number = python or "{}.{}".format(*sys.version_info[:2])
+    if not re.fullmatch(r"3\.\d{1,2}", number):
+        raise BedplateError(
+            f"{number} is not a version of Python whose wheels can be looked for: write one such as 3.12"
+        )
     ranks = {tag: rank for rank, tag in enumerate(target_tags(f"cp{number.replace('.', '')}-x86_64", GLIBC))}
     with open_index(index_url) as client:
         packages = client.get_project_page(requirement.name).packages
@@ -177,6 +181,8 @@ def _remote(client: PyPISimple, package: DistributionPackage) -> tuple[Extension
     needs = cached_needs(sha256)
     if needs is not None:
         return Extension(label, needs), _looked(needs, label, "cache")
+    import requests
+
     try:
         source = RemoteSource(package.url, package.size, client.s)
         needs = _read(source, package.filename, sha256)
@@ -184,7 +190,15 @@ def _remote(client: PyPISimple, package: DistributionPackage) -> tuple[Extension
     except RangeError as error:
         if not error.unsupported:
             raise
-        needs, how = _downloaded(client, package, sha256), "download"
+        try:
+            needs, how = _downloaded(client, package, sha256), "download"
+        except requests.RequestException:  # an OSError as well; `open_index` words it
+            raise
+        except OSError as fault:
+            raise BedplateError(
+                f"{package.filename}: cannot be kept in {tempfile.gettempdir()}: {fault.strerror or fault}. Make room "
+                "there, or choose another place with TMPDIR"
+            ) from fault
     return Extension(label, needs), _looked(needs, label, how)
 
 

@@ -48,7 +48,7 @@ class NewLock:
 
     def differing(self) -> list[Path]:
         """Return the files that `write` would create, change or remove."""
-        changed = [path for path, text in self.files.items() if not path.exists() or path.read_text() != text]
+        changed = [path for path, text in self.files.items() if not path.exists() or path.read_bytes() != text.encode()]
         return changed + list(self.removed)
 
     def write(self) -> None:

@@ -212,6 +212,8 @@ class RemoteWheel:
         that is larger than the directory says.
         """
         member = self.members[name]
+        if not 0 <= member.header_offset < self.source.size:  # 64 bits may hold more than a system call takes
+            raise BedplateError(f"{self.source.name}: the member {name!r} is not where the directory says")
         head = self.source.read_at(member.header_offset, 30 + len(name.encode()) + 1024 + chunk)
         if head[:4] != b"PK\3\4" or len(head) < 30:
             raise BedplateError(f"{self.source.name}: the member {name!r} is not where the directory says")
