@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from bedplate.controller.abi_check import check_lock, check_wheels
 from bedplate.controller.abi_cli import app
-from bedplate.controller.abi_index import read_torch_wheel, save_index
+from bedplate.controller.abi_index import load_index, read_torch_wheel, save_index
 from bedplate.controller.abi_sources import from_requirement
 from bedplate.controller.errors import BedplateError
 from bedplate.controller.range_reader import LocalSource, RemoteWheel
@@ -418,3 +418,10 @@ def test_a_damaged_torch_wheel_is_named(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(BedplateError, match=r"cannot be read as a wheel of torch: .*\. Get it again"):
         read_torch_wheel(path)
+
+
+def test_a_broken_private_index_is_the_one_named(index: Path) -> None:
+    private = index.parent / "torch-x86_64.private.idx"
+    private.write_bytes(b"nonsense")
+    with pytest.raises(BedplateError, match=rf"^{private} is not usable: "):
+        load_index()

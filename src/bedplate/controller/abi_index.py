@@ -67,21 +67,24 @@ def load_index(path: Path | None = None, *, private: bool = True) -> TorchIndex:
     Errors: BedplateError when the file is missing or is not an index.
     """
     chosen = path or index_path()
+    index = _read_index(chosen)
+    own = chosen.parent / PRIVATE_FILE
+    if private and own.is_file():
+        extra = _read_index(own)
+        for release in extra.releases:
+            index.add(release, extra.exports_by_library(release.version))
+    return index
+
+
+def _read_index(path: Path) -> TorchIndex:
     try:
-        index = TorchIndex.load(str(chosen))
-        own = chosen.parent / PRIVATE_FILE
-        if private and own.is_file():
-            extra = TorchIndex.load(str(own))
-            for release in extra.releases:
-                index.add(release, extra.exports_by_library(release.version))
+        return TorchIndex.load(str(path))
     except FileNotFoundError as error:
         raise BedplateError(
-            f"there is no index of torch releases at {chosen}. Build it: `bedplate abi index add --since "
-            f"{FIRST_RELEASE}`"
+            f"there is no index of torch releases at {path}. Build it: `bedplate abi index add --since {FIRST_RELEASE}`"
         ) from error
     except (OSError, IndexFormatError) as error:
-        raise BedplateError(f"{chosen} is not usable: {error}. Restore it, or build it again") from error
-    return index
+        raise BedplateError(f"{path} is not usable: {error}. Restore it, or build it again") from error
 
 
 def index_files() -> list[Path]:
