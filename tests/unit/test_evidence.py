@@ -194,6 +194,17 @@ def test_long_verdicts_lose_evidence_and_no_verdict() -> None:
         "-----BEGIN RSA PRIVATE KEY-----\nDEK-Info: AES-128-CBC,0\nhunter2\n-----END RSA PRIVATE KEY-----",
         r'"{\"password\": \"hunter2\"}"',
         "password: 'correct horse hunter2'",
+        '"password": "it\'s-hunter2"',
+        r'"password": "ab\"hunter2"',
+        r'"password": "ab\\\\hunter2"',
+        """HF_TOKEN="x'hunter2\"""",
+        "https://user:pa/hunter2@host/",
+        "run --password hunter2",
+        "run --hf-token 'hunter2'",
+        "Authorization: Token hunter2",
+        "-H 'Authorization: Token hunter2' https://example.org",
+        "token='" + "x" * 2000 + "hunter2'",
+        'token="no end hunter2',
     ],
 )
 def test_secrets_in_texts(text: str) -> None:
@@ -206,6 +217,8 @@ def test_secrets_in_texts(text: str) -> None:
     [
         "hf_abcdefghijklmnopqrstuvwx",
         "ghp_abcdefghijklmnopqrstuvwx",
+        "github_pat_abcdefghijklmnop_qrstuvwx",
+        "nvapi-abcdefghijklmnopqrstuvwx",
         "AKIAABCDEFGHIJKLMNOP",
         "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJlMTIz",
     ],
@@ -234,6 +247,14 @@ def test_json_stays_json(text: str) -> None:
     assert "'x'" not in str(json.loads(redact(text)))
 
 
+@given(st.text(min_size=1), st.booleans())
+def test_a_quoted_secret_is_redacted_whatever_it_is(value: str, ascii_only: bool) -> None:
+    once = json.dumps({"a": 1, "hf_token": value, "z": 2}, ensure_ascii=ascii_only)
+    assert json.loads(redact(once)) == {"a": 1, "hf_token": REDACTED, "z": 2}
+    twice = json.dumps({"text": once}, ensure_ascii=ascii_only)
+    assert json.loads(json.loads(redact(twice))["text"]) == {"a": 1, "hf_token": REDACTED, "z": 2}
+
+
 @given(st.text())
 def test_redacting_twice_is_redacting_once(text: str) -> None:
     assert redact(redact(text)) == redact(text)
@@ -258,7 +279,22 @@ def test_variables_lose_their_secrets() -> None:
 
 def test_the_slowest_text_is_quick() -> None:
     began = time.monotonic()
-    for piece in ("a", "a-", "token", "token=", "token='", "://", "-----BEGIN PRIVATE KEY-----", "eyJ", "bearer "):
+    for piece in (
+        "a",
+        "a-",
+        "token",
+        "token=",
+        "token='",
+        "://",
+        "-----BEGIN PRIVATE KEY-----",
+        "eyJ",
+        "bearer ",
+        'token=\\"',
+        "-token ",
+        'token="',
+        "://a:",
+        "authorization:",
+    ):
         redact(piece * (400_000 // len(piece)))
     assert time.monotonic() - began < 10
 

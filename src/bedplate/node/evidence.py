@@ -62,26 +62,35 @@ _HIDDEN_WORDS = r"(?:passw(?:or)?d|secret|token|api[_-]?key|access[_-]?key|priva
 _HIDDEN_NAME = re.compile(rf"(?:^|[_-]){_HIDDEN_WORDS}(?:$|[_-])|{_HIDDEN_WORDS}$", re.IGNORECASE)
 _ENVIRONMENT_KEYS = ("env", "environ", "environment", "variables")
 REDACTED = "(redacted)"
+_SETS = rf"{_HIDDEN_WORDS}(?:\\?['\"])?\s{{0,3}}[=:]\s{{0,3}}"
+_ESCAPED_TWICE = r"\\\\(?:\\.|[^\\\n])"
 # Each is linear in the text's length: it may be a hostile package's output.
 _REDACTIONS = (
-    # the user part of a URL: RFC 3986, 3.2.1
-    (re.compile(r"://[^/\s@'\"]{1,1000}@"), f"://{REDACTED}@"),
     (
         re.compile(
             r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----(?:[^-]|-(?!----)){0,20000}(?:-----END [A-Z ]{0,30}-----)?"
         ),
         REDACTED,
     ),
-    (re.compile(r"\b(?:hf|ghp|gho|ghs|ghu|glpat|xox[abp])[_-][A-Za-z0-9_-]{16,}|\bAKIA[0-9A-Z]{16}\b"), REDACTED),
+    (
+        re.compile(r"\b(?:hf|gh[oprsu]|github_pat|glpat|nvapi|xox[abp])[_-][A-Za-z0-9_-]{16,}|\bAKIA[0-9A-Z]{16}\b"),
+        REDACTED,
+    ),
     (re.compile(r"\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}"), REDACTED),  # a JSON web token
     (re.compile(r"(?i)\b((?:bearer|basic)\s{1,3})[A-Za-z0-9._~+/=-]{8,}"), rf"\1{REDACTED}"),
-    # NAME=value, "name": "value" and \"name\": \"value\"; the quotes stay, so that JSON stays JSON
-    (
-        re.compile(rf"(?i)({_HIDDEN_WORDS}(?:\\?['\"])?\s{{0,3}}[=:]\s{{0,3}})(\\?['\"])[^'\"\\\n]{{1,1000}}\2"),
-        rf"\1\2{REDACTED}\2",
-    ),
-    (re.compile(rf"(?i)({_HIDDEN_WORDS}(?:\\?['\"])?\s{{0,3}}[=:]\s{{0,3}})[^\s'\"\\,;&]+"), rf"\1{REDACTED}"),
+    # a header of any scheme: all of the line, but for quotes around it
+    (re.compile(r"(?i)(authorization\s{0,3}:\s{0,3})[^\s'\"\\][^\n'\"\\]*"), rf"\1{REDACTED}"),
+    # --password value
+    (re.compile(rf"(?i)((?<=-){_HIDDEN_WORDS}[ \t]{{1,3}}['\"]?)[^\s'\"\\-][^\s'\"\\]*"), rf"\1{REDACTED}"),
+    # NAME="value", "name": "value" and, in a JSON text inside another, \"name\": \"value\"; the quotes stay, so that
+    # JSON stays JSON. What is escaped in a value belongs to it. A value without an end is all of the line.
+    (re.compile(rf'(?i)({_SETS}")(?:[^"\\\n]|\\.)+("?)'), rf"\1{REDACTED}\2"),
+    (re.compile(rf"(?i)({_SETS}')(?:[^'\\\n]|\\.)+('?)"), rf"\1{REDACTED}\2"),
+    (re.compile(rf'(?i)({_SETS}\\")(?:[^"\\\n]|{_ESCAPED_TWICE})+((?:\\")?)'), rf"\1{REDACTED}\2"),
+    (re.compile(rf"(?i)({_SETS}\\')(?:[^'\\\n]|{_ESCAPED_TWICE})+((?:\\')?)"), rf"\1{REDACTED}\2"),
+    (re.compile(rf"(?i)({_SETS})[^\s'\"\\,;&]+"), rf"\1{REDACTED}"),
 )
+_URL = re.compile(r"://(?:(?!://)[^\s'\"])*")
 # Lines of the kernel's log that matter however old they are.
 _GPU_LINES = re.compile(r"NVRM|nvidia|Xid|\bAER\b|pcieport|nouveau|DMAR|AMD-Vi|Out of memory", re.IGNORECASE)
 
@@ -119,9 +128,18 @@ class Request:
 
 def redact(text: str) -> str:
     """Return the text without what looks like a secret: users in URLs, tokens, keys, values of such names."""
+    text = _URL.sub(_without_user, text)
     for pattern, replacement in _REDACTIONS:
         text = pattern.sub(replacement, text)
     return text
+
+
+def _without_user(match: re.Match[str]) -> str:
+    """Return a URL from its :// on without the user part (RFC 3986, 3.2.1), also where the password has a slash."""
+    url = match.group()[3:]
+    authority = re.split(r"[/?#]", url, maxsplit=1)[0]
+    before, at, _ = (url if ":" in authority and "@" not in authority else authority).rpartition("@")
+    return f"://{REDACTED}@{url[len(before) + 1 :]}" if at and before else match.group()
 
 
 def redact_value(value: Any, name: str = "") -> Any:
