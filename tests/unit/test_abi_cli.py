@@ -425,3 +425,19 @@ def test_a_broken_private_index_is_the_one_named(index: Path) -> None:
     private.write_bytes(b"nonsense")
     with pytest.raises(BedplateError, match=rf"^{private} is not usable: "):
         load_index()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["check", "ext-1-py3-none-any.whl", "--arch", "90"], "--arch"),
+        (["check", "some-profile", "--arch", "90"], "--arch"),
+        (["check", "some-profile", "--torch", "2.9.1"], "--torch"),
+        (["check", "./env", "--torch", "2.9.1"], "--torch"),
+        (["index", "add", "2.9.1", "--since", "2.8.0"], "--since"),
+    ],
+)
+def test_an_option_that_would_not_count_is_refused(arguments: list[str], option: str) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 1
+    assert f"{option} is only for " in result.output

@@ -51,10 +51,13 @@ def check(
     target: TargetOption = None,
     torch: Annotated[
         str,
-        typer.Option("--torch", help="Release to hold wheels against when none of them is torch.", show_default=False),
+        typer.Option(
+            "--torch", help="For wheels: release to hold them against when none is torch.", show_default=False
+        ),
     ] = "",
     arch: Annotated[
-        int | None, typer.Option("--arch", help="SM number of the GPUs, such as 120.", show_default=False)
+        int | None,
+        typer.Option("--arch", help="For an environment: SM number of the GPUs, such as 120.", show_default=False),
     ] = None,
     find_links: FindLinksOption = None,
     profiles: ProfilesOption = None,
@@ -84,20 +87,26 @@ def _checked(
     find_links: Sequence[Path],
     profiles: Sequence[Path] | None,
 ) -> list[tuple[str, list[Verdict], dict[str, Any]]]:
+    wheels = [Path(w) for w in what if w.endswith(".whl")]
+    others = [name for name in what if not name.endswith(".whl")]
+    environments = [name for name in others if "/" in name or Path(name).is_dir()]
+    if torch and others:
+        raise BedplateError(f"--torch is only for wheels, and {others[0]} is none: leave it out, or check it by itself")
+    if arch is not None and len(environments) < len(what):
+        raise BedplateError(
+            "--arch is only for environments: a profile has `expect.arch`, wheels are checked without. Leave it out"
+        )
     index = _loading()
     from .abi_check import check_directory, check_wheels, lock_report
     from .profiles import load_profile
 
     engine: Engine | None = None  # one for all locks and targets, which ask for the same symbols
-    wheels = [Path(w) for w in what if w.endswith(".whl")]
     results: list[tuple[str, list[Verdict], dict[str, Any]]] = []
     if wheels:
         report, looked = check_wheels(wheels, torch, index)
         results.append((", ".join(w.name for w in wheels), report.verdicts, _extra(report, looked)))
-    for name in what:
-        if name.endswith(".whl"):
-            continue
-        if "/" in name or Path(name).is_dir():
+    for name in others:
+        if name in environments:
             results.append((name, check_directory(Path(name), arch=arch, get_index=index), {}))
             continue
         profile = load_profile(name, profiles)
@@ -394,7 +403,9 @@ def index_add(
     since: Annotated[
         str,
         typer.Option(
-            "--since", help="Every stable release from this one on that is not there yet.", show_default=False
+            "--since",
+            help="Without VERSION: every stable release from this one on that is not there yet.",
+            show_default=False,
         ),
     ] = "",
     private: Annotated[
@@ -406,6 +417,8 @@ def index_add(
 
     if not what and not since:
         raise BedplateError("say which: wheels, versions, or --since VERSION")
+    if since and any(not item.endswith(".whl") for item in what or []):
+        raise BedplateError("--since is only for a call without VERSION: leave out one of them")
     path = building.index_path()
     if private:
         path = path.parent / building.PRIVATE_FILE
