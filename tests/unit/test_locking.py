@@ -479,6 +479,26 @@ def test_credentials_of_an_index_are_never_written_down(site: Site, monkeypatch:
     assert "s3cr" not in text
 
 
+@pytest.mark.parametrize(
+    ("index_url", "words"),
+    [
+        ("http://127.0.0.1:9/mine", "cannot read the index http://127.0.0.1:9/mine"),
+        (None, "alpha-1.0-cp312-cp312-manylinux_2_28_x86_64.whl is in none of the given directories, and no index may"),
+    ],
+)
+def test_files_are_asked_from_where_the_lock_was_made(
+    site: Site, monkeypatch: pytest.MonkeyPatch, index_url: str | None, words: str
+) -> None:
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/public")
+    make_wheel(site.wheels, "alpha", "1.0", "cp312-cp312-manylinux_2_28_x86_64", requires="torch")
+    make_wheel(site.wheels, "torch", "2.9.1")
+    site.lock("alpha==1.0")
+    abi = record_abi(load_profile("small", [site.profiles]), index_url=index_url)
+    assert abi.status == "inconclusive"
+    assert words in abi.reason
+    assert "public" not in abi.reason
+
+
 # what uv refuses
 
 

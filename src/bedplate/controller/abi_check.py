@@ -32,21 +32,31 @@ BIG_WHEEL = 300 << 20  # bytes; a torch wheel larger than this is read only when
 
 
 def check_lock(
-    profile: Profile, target: str, *, find_links: Sequence[Path] = (), engine: Engine | None = None
+    profile: Profile,
+    target: str,
+    *,
+    find_links: Sequence[Path] = (),
+    index_url: str | None = "",
+    engine: Engine | None = None,
 ) -> list[Verdict]:
     """Return the ABI verdicts on the locked wheels of one target, before any node is touched.
 
     The needs of each wheel are read from `find_links`, or by HTTP range from its package index, once; later calls find
     them in the cache. A wheel that cannot be had gives one inconclusive verdict, not an error. Who checks several
-    targets gives them one engine, which remembers what it was asked.
+    targets gives them one engine, which remembers what it was asked. index_url: as for `from_lock`.
 
     Errors: BedplateError for a lock that may not be used, or a missing index of torch releases.
     """
-    return lock_report(profile, target, find_links=find_links, engine=engine)[0].verdicts
+    return lock_report(profile, target, find_links=find_links, index_url=index_url, engine=engine)[0].verdicts
 
 
 def lock_report(
-    profile: Profile, target: str, *, find_links: Sequence[Path] = (), engine: Engine | None = None
+    profile: Profile,
+    target: str,
+    *,
+    find_links: Sequence[Path] = (),
+    index_url: str | None = "",
+    engine: Engine | None = None,
 ) -> tuple[WheelReport, list[Looked]]:
     """Return the whole report of `check_lock`, and what was read for it."""
     locked = profile.target_lock(target)
@@ -64,7 +74,7 @@ def lock_report(
     indexes: dict[str, str] = {canonicalize_name(name): entry.url for entry in stack.indexes for name in entry.packages}
     try:
         release, cuda, index = _torch_of(torch, engine.index, find_links)
-        extensions, looked = from_lock(locked.files, find_links=find_links, indexes=indexes)
+        extensions, looked = from_lock(locked.files, find_links=find_links, indexes=indexes, index_url=index_url)
     except (RangeError, BedplateError) as error:
         return WheelReport([_inconclusive(profile.name, str(error))], []), []
     python = (int(target[2]), int(target[3:].split("-")[0]))

@@ -92,11 +92,16 @@ def from_requirement(text: str, *, python: str = "", index_url: str = "") -> lis
 
 
 def from_lock(
-    files: Sequence[LockedFile], *, find_links: Sequence[Path] = (), indexes: dict[str, str] | None = None
+    files: Sequence[LockedFile],
+    *,
+    find_links: Sequence[Path] = (),
+    indexes: dict[str, str] | None = None,
+    index_url: str | None = "",
 ) -> tuple[list[Extension], list[Looked]]:
     """Return the needs of all locked wheels but torch's, from the cache, from directories, or by range.
 
-    Args: indexes: package name -> URL of the index it comes from, for those not from the default one.
+    Args: indexes: package name -> URL of the index it comes from, for those of one of their own. index_url: where the
+    others come from; empty means the default index, None that no index may be asked.
     Errors: BedplateError when a wheel is found nowhere.
     """
     extensions: list[Extension] = []
@@ -111,8 +116,10 @@ def from_lock(
             place = at_hand(locked, find_links)
             if place is not None:
                 needs, how = _read_local(place, locked.file, locked.sha256), "file"
+            elif index_url is None:
+                raise BedplateError(f"{locked.file} is in none of the given directories, and no index may be asked")
             else:
-                with open_index((indexes or {}).get(canonicalize_name(locked.name), "")) as client:
+                with open_index((indexes or {}).get(canonicalize_name(locked.name), index_url)) as client:
                     package = _find(client, locked)
                     extension, seen = _remote(client, package)
                 needs, how = extension.needs, seen.how

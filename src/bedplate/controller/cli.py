@@ -102,7 +102,8 @@ def lock(
         raise typer.Exit(1 if differing else 0)
     profile = load_profile(name, profiles)
     with err.status("Asking the files whether they fit ..."):
-        abi = record_abi(profile, [Path(place) for place in find_links or [] if Path(place).is_dir()])
+        directories = [Path(place) for place in find_links or [] if Path(place).is_dir()]
+        abi = record_abi(profile, directories, None if no_index else index_url)
     say(f"ABI: {abi.status}. {abi.reason}")
     say(f"{profile.id} " + ("is locked" if differing else "was locked already"))
 

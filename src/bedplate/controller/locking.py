@@ -131,12 +131,13 @@ def _write(path: Path, text: str) -> None:
         raise BedplateError(f"cannot write {path}: {error.strerror or error}; it is as it was") from error
 
 
-def record_abi(profile: Profile, find_links: Sequence[Path] = ()) -> AbiStatus:
+def record_abi(profile: Profile, find_links: Sequence[Path] = (), index_url: str | None = "") -> AbiStatus:
     """Hold the locked wheels against each other, and write the outcome into lock.yml.
 
     Args:
         profile: a profile whose lock was just written.
         find_links: directories with wheels; others are read by HTTP range from their index, about a megabyte each.
+        index_url: the index that the lock was made with; empty means the default one, None none at all.
 
     Returns:
         status `pass`, `fail` or `inconclusive`, and the reason in plain words: for `fail` the sentences of the failing
@@ -150,7 +151,11 @@ def record_abi(profile: Profile, find_links: Sequence[Path] = ()) -> AbiStatus:
     if known and known.status == "pass":
         return known
     engine = Engine(load_index())  # one for all targets, which ask for the same symbols
-    verdicts = [v for target in lock.targets for v in check_lock(profile, target, find_links=find_links, engine=engine)]
+    verdicts = [
+        verdict
+        for target in lock.targets
+        for verdict in check_lock(profile, target, find_links=find_links, index_url=index_url, engine=engine)
+    ]
     bad = failing(verdicts)
     reasons = dict.fromkeys(sentence(verdict) for verdict in (bad or verdicts))  # targets share most wheels
     status = worst(bad) if bad else "pass"
