@@ -176,6 +176,14 @@ def test_the_whole_story(gpu_node: Node, site: Any, repository: Path) -> None:
     assert recap(again)["changed"] == 0
     assert recap(again)["ok"] <= 13, again.output
 
+    plan = site("high", "--check", "--diff")
+    assert plan.code == 0, plan.output
+    words = re.sub(r"\s+", " ", plan.output)
+    assert "driver 575.57.08 -> 580.82.07 (open, from nvidia)" in words
+    assert "upgrade nvidia-kernel-open-dkms 575.57.08-1 580.82.07-1" in words
+    assert re.search(r"CUDA 13\.0\.1 at /usr/local/cuda-13\.0: [0-9]+ wheels, .* /usr/local/cuda will name it", words)
+    assert journal(node) == shown(node) == OLD
+
     moved = site("high")
     assert moved.code == 0, moved.output
     assert journal(node) == shown(node) == NEW
