@@ -104,7 +104,7 @@ entries = st.fixed_dictionaries(
     {"status": st.sampled_from(journal.STATUSES)}, optional={"verified": st.none() | st.text(max_size=3)}
 )
 intents = st.fixed_dictionaries(
-    {"run_id": st.just("r"), "kind": st.sampled_from(["provision", "rollback", "?"]), "step": steps,
+    {"run_id": st.just("r"), "kind": st.sampled_from(["provision", "rollback", "layers", "?"]), "step": steps,
      "started": st.just(""), "from": names, "to": names, "holder": st.just({})},
     optional={"previous": names, "reason": st.none() | st.just("x"), "verdicts": st.just([])},
 )  # fmt: skip
@@ -112,7 +112,12 @@ runs = st.fixed_dictionaries(
     {"run_id": st.just("r"), "result": st.sampled_from(journal.RESULTS), "verdicts": st.just([]), "from": names,
      "to": names, "previous": names, "started": st.just(""), "kind": st.just("provision")},
 )  # fmt: skip
+layer_records = st.none() | st.just({"version": "1"})
+layers = st.fixed_dictionaries(
+    {"is": layer_records, "was": layer_records, "to": layer_records, "run_id": st.sampled_from(["r", "other"])}
+)
 likely = {
+    "layers": st.dictionaries(st.sampled_from(["driver", "toolkit"]), layers),
     "active": names,
     "previous": names,
     "generations": st.dictionaries(st.sampled_from([ID, A, B]), entries),
@@ -131,6 +136,10 @@ ACTIONS = {
     "fail": lambda node: node.fail("r", "x"),
     "rollback": lambda node: node.rollback("r", reason="x"),
     "go back": lambda node: node.rollback("r2", kind="rollback", take_over=True),
+    "back to it": lambda node: node.begin("r2", A, kind="rollback", take_over=True),
+    "undo and hold": lambda node: node.rollback("r", reason="x", hold=True),
+    "layer": lambda node: node.layer("r", "driver", "done"),
+    "end": lambda node: node.end("r"),
     "prune": lambda node: node.prune(1),
 }
 

@@ -378,11 +378,12 @@ class Generations:
                 return change.report(f"{generation or 'What run ' + run_id + ' builds'} would be active.")
             intent = self._own(change, run_id, generation, of="a generation")
             to = intent["to"]
-            entry = change.generations[to]
-            if intent["kind"] != "provision" or entry["status"] not in ("built", "verified") or not change.on_disk(to):
+            entry = change.generations[to] if intent["kind"] == "provision" else None
+            if entry is None or entry["status"] not in ("built", "verified") or not change.on_disk(to):
+                what = entry["status"] if entry else "where this run goes back to"
                 raise StateError(
                     "refused",
-                    f"{to} is {entry['status']}, and only what is built and verified goes live: build it again.",
+                    f"{to or 'Nothing'} is {what}, and only what is built and verified goes live: build it again.",
                 )
             entry.update(status="verified", verified=now(), reason=None, layers=layers_of.records(change.state))
             intent.update(step=COMMIT, updated=now(), verdicts=verdicts or [])

@@ -163,7 +163,8 @@ def _problem(state: Any) -> str | None:
             return "the intent is incomplete"
         if not all(key in intent and _known_or_none(intent[key], generations) for key in ("from", "previous", "to")):
             return "the intent names no known generation"
-        if intent["to"] is None and intent["step"] != "undo" and intent["kind"] != "layers":
+        back_to_nothing = (intent["kind"], intent["step"]) == ("rollback", "undo")
+        if intent["to"] is None and intent["kind"] != "layers" and not back_to_nothing:
             return "the intent goes nowhere"
         if not isinstance(intent.get("holder"), dict):
             return "the intent has no holder"
