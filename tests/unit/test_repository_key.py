@@ -156,6 +156,11 @@ def test_a_password_in_the_address_is_used_and_not_shown(run_module: RunModule, 
     assert dest.read_bytes() == KEY
 
 
+def test_a_password_with_an_at_sign_is_not_shown_either(run_module: RunModule, dest: Path, mirror: str) -> None:
+    refused = run_module(MODULE, key=f"http://user:s3cr@t@{mirror}/closed.pub", fingerprint=PRIMARY, dest=str(dest))
+    assert refused["msg"].startswith(f"http://{mirror}/closed.pub: The key cannot be read: ")
+
+
 def test_a_password_is_not_told_to_whom_the_mirror_names(run_module: RunModule, dest: Path, mirror: str) -> None:
     run_module(MODULE, key=f"http://user:secret@{mirror}/moved.pub", fingerprint=PRIMARY, dest=str(dest))
     assert [(path, bool(header)) for path, header in asked] == [("/moved.pub", True), ("/elsewhere.pub", False)]

@@ -31,6 +31,7 @@ def render(text: str, **variables: Any) -> Any:
         ("https://developer.download.nvidia.com/compute/cuda/repos", "https://developer.download.nvidia.com/compute/"),
         ("http://127.0.0.1:8099", "http://127.0.0.1:8099/debian12/x86_64"),
         ("https://user:p%40w@mirror:8443/cuda", "https://mirror:8443/cuda/debian12/x86_64"),
+        ("https://user:p@w@mirror/cuda", "https://mirror/cuda/debian12/x86_64"),
         ("https://user@mirror/cuda", "https://mirror/cuda/debian12/x86_64"),
         ("file:/srv/mirror", "file:/srv/mirror/debian12/x86_64"),
     ],

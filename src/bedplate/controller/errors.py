@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable
+
+from bedplate.node.addresses import without_user
 
 
 class BedplateError(Exception):
@@ -16,12 +17,7 @@ class BedplateError(Exception):
 
     def __init__(self, message: str) -> None:
         """Keep the message, without the credentials of the URLs in it."""
-        super().__init__(without_credentials(message))
-
-
-def without_credentials(text: str) -> str:
-    """Return *text* with `https://user:password@host` in it as `https://host`."""
-    return re.sub(r"(?<=://)[^/\s]*@", "", text)
+        super().__init__(without_user(message))
 
 
 def near(word: str, known: Iterable[str], prefix: str = "") -> str:

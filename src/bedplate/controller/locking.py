@@ -16,12 +16,13 @@ from typing import Any
 import yaml
 from packaging.version import Version
 
+from bedplate.node.addresses import without_user
 from bedplate.node.verdicts import failing, sentence, worst
 
 from .abi_check import check_lock
 from .abi_engine import Engine
 from .abi_index import index_files, load_index
-from .errors import BedplateError, without_credentials
+from .errors import BedplateError
 from .files import replace_file, sha256_of
 from .profiles import LOCK_FILE, Profile
 from .resolver import Resolved, Sources, Upgrade, resolve, uv_version
@@ -161,7 +162,7 @@ def record_abi(profile: Profile, find_links: Sequence[Path] = (), index_url: str
     status = worst(bad) if bad else "pass"
     abi = AbiStatus(
         status="fail" if status == "fail" else "inconclusive" if bad else "pass",
-        reason=without_credentials("\n".join(reasons)),
+        reason=without_user("\n".join(reasons)),
         basis_sha256=basis,
     )
     if known and known.status == "fail" and abi.status == "inconclusive":

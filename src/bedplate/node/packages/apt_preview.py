@@ -15,8 +15,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from ..addresses import without_user
 from .apt_query import Apt, PackageError, native
-from .repository_key import pinned_key, without_user
+from .repository_key import pinned_key
 
 UPDATE_TIMEOUT_S = 300.0  # NVIDIA's list has a few megabytes
 LISTS = "/var/lib/apt/lists"

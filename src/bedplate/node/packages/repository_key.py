@@ -6,7 +6,6 @@ This is the only way in which a key comes to be trusted, in a preview (apt_previ
 from __future__ import annotations
 
 import base64
-import re
 import stat
 import urllib.request
 from http.client import HTTPException
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
+from ..addresses import USER, without_user
 from ..state.durable import make_dir, write_atomic
 from .apt_query import PackageError
 from .openpgp import KeyFileError, read
@@ -21,8 +21,6 @@ from .openpgp import KeyFileError, read
 KEY_LIMIT = 1 << 20  # bytes of a key file
 KEY_TIMEOUT_S = 30.0
 MODE = 0o644  # apt checks signatures as a user of its own
-
-_USER = re.compile(r"(?<=://)[^/@]*@")
 
 
 def pinned_key(where: str, fingerprint: str) -> str:
@@ -45,15 +43,10 @@ def pinned_key(where: str, fingerprint: str) -> str:
     return _checked(content, fingerprint, place)
 
 
-def without_user(address: str) -> str:
-    """Return an address as apt shows it: without the user and password that it may have."""
-    return _USER.sub("", address, count=1)
-
-
 def _download(address: str) -> bytes:
     """Return what is at an address. Raises OSError, ValueError and HTTPException."""
     request = urllib.request.Request(without_user(address))  # noqa: S310  # the operator's address
-    user = _USER.search(address)
+    user = USER.search(address)
     if user:  # as apt does; and not told to another server that this one names
         secret = base64.b64encode(unquote_to_bytes(user.group()[:-1])).decode()
         request.add_unredirected_header("Authorization", f"Basic {secret}")
