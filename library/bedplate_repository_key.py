@@ -31,6 +31,11 @@ options:
     description: The file that the repository's source names. Its directory is made where there is none.
     type: path
     required: true
+  layer:
+    description: The layer whose packages the repository brings; a refusal is a verdict about it.
+    type: str
+    choices: [driver, toolkit]
+    default: driver
 author: Bedplate
 """
 
@@ -48,6 +53,11 @@ error:
     C(no_space) for a file that cannot be written.
   type: str
   returned: failure
+verdicts:
+  description: Why the key is refused, as one verdict; see docs/verdicts.md.
+  type: list
+  elements: dict
+  returned: failure for the sake of the key
 """
 
 from typing import Any
@@ -56,6 +66,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.bedplate.packages.apt_query import PackageError
 from ansible.module_utils.bedplate.packages.repository_key import install
 from ansible.module_utils.bedplate.state.durable import StateError
+from ansible.module_utils.bedplate.verdicts import sentence
 
 
 def argument_spec() -> dict[str, dict[str, Any]]:
@@ -64,6 +75,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         "key": {"type": "str", "required": True, "no_log": False},
         "fingerprint": {"type": "str", "required": True},
         "dest": {"type": "path", "required": True},
+        "layer": {"type": "str", "choices": ["driver", "toolkit"], "default": "driver"},
     }
 
 
@@ -73,7 +85,10 @@ def main() -> None:
     given = module.params
     try:
         result = install(given["dest"], given["key"], given["fingerprint"], check=module.check_mode)
-    except (PackageError, StateError) as error:
+    except PackageError as error:
+        verdict = error.verdict(given["layer"])
+        module.fail_json(msg=sentence(verdict), error=error.code, verdicts=[verdict.to_dict()])
+    except StateError as error:
         module.fail_json(msg=str(error), error=error.code)
     module.exit_json(**result)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from test_openpgp import KEY, OTHER, OTHER_PRIMARY, PRIMARY, SMUGGLED
 
+from bedplate.controller.report import failure
 from conftest import RunModule
 
 MODULE = "bedplate_repository_key"
@@ -84,9 +85,12 @@ def test_a_key_that_apt_could_not_read(run_module: RunModule, dest: Path, offere
 def test_another_key_is_refused_and_nothing_is_there(
     run_module: RunModule, dest: Path, key: str, words: str, check: bool
 ) -> None:
-    result = run_module(MODULE, check=check, key=key, fingerprint=PRIMARY, dest=str(dest))
+    result = run_module(MODULE, check=check, key=key, fingerprint=PRIMARY, dest=str(dest), layer="toolkit")
     assert result["failed"] is True
     assert result["error"] == "packages.mirror"
+    (verdict,) = failure(result, "Put the key into place", MODULE)["verdicts"]
+    assert (verdict["code"], verdict["status"], verdict["layer"]) == ("packages.mirror", "fail", "toolkit")
+    assert verdict["action"]
     assert words in result["msg"]
     assert not dest.parent.exists()
 
