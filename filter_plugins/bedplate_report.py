@@ -66,9 +66,9 @@ def bedplate_layers_of(state: Any, profile: Any) -> list[dict[str, Any]]:
     return layers_to_go_back(plain(state), plain(profile))
 
 
-def bedplate_layers_to_prove(profile: Any, state: Any, sources: Any) -> dict[str, dict[str, Any]]:
+def bedplate_layers_to_prove(profile: Any, state: Any, sources: Any, managed: Any) -> dict[str, dict[str, Any]]:
     """Return what the check of driver and toolkit is told of them, by layer."""
-    return layers_to_prove(plain(profile), plain(state), plain(sources))
+    return layers_to_prove(plain(profile), plain(state), plain(sources), plain(managed))
 
 
 def bedplate_excuses(verdicts: Any, changed: Any) -> list[dict[str, Any]]:

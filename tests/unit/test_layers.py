@@ -164,7 +164,14 @@ def no_room(*_: Any) -> float:
     ],
 )
 def test_what_is_proved_of_the_layers_below(pins: dict[str, Any], layers: dict[str, Any], told: dict[str, Any]) -> None:
-    assert layers_to_prove(pins, {"layers": layers}, {"driver": "nvidia", "toolkit": "none"}) == told
+    sources = {"driver": "nvidia", "toolkit": "none"}
+    assert layers_to_prove(pins, {"layers": layers}, sources, ["driver", "toolkit"]) == told
+
+
+def test_a_layer_that_a_run_leaves_alone_is_the_hosts_own() -> None:
+    sources = {"driver": "nvidia", "toolkit": "nvidia"}
+    told = layers_to_prove({"driver": PINS, "toolkit": {"version": "13.0.1"}}, {"layers": {}}, sources, ["toolkit"])
+    assert {layer: found["source"] for layer, found in told.items()} == {"driver": "none", "toolkit": "nvidia"}
 
 
 def test_a_run_of_layers_leaves_the_generations_alone(node: Generations, paths: Paths) -> None:

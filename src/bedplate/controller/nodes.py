@@ -64,7 +64,7 @@ def layers_to_go_back(state: Mapping[str, Any], profile: Mapping[str, Any]) -> l
 
 
 def layers_to_prove(
-    profile: Mapping[str, Any], state: Mapping[str, Any], sources: Mapping[str, str]
+    profile: Mapping[str, Any], state: Mapping[str, Any], sources: Mapping[str, str], managed: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
     """Return what the check of driver and toolkit is told of them, by layer; one that is not pinned is left out.
 
@@ -72,13 +72,15 @@ def layers_to_prove(
         profile: a profile.json or a plan, with blocks driver and toolkit that may be None.
         state: the node's journal, which knows the packages and the path where Bedplate installed the layer.
         sources: where each layer comes from; ``none`` for one that the host has of its own, of any version.
+        managed: the layers that a run may change; another one is judged as the host's own.
     """
     known = {"driver": ("packages", {}), "toolkit": ("path", "")}
     found = {}
     for layer, (key, nothing) in known.items():
         if profile.get(layer):
             now = (state["layers"].get(layer) or {}).get("is") or {}
-            found[layer] = {**profile[layer], "source": sources[layer], key: now.get(key, nothing)}
+            source = sources[layer] if layer in managed else "none"
+            found[layer] = {**profile[layer], "source": source, key: now.get(key, nothing)}
     return found
 
 
