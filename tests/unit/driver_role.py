@@ -7,18 +7,16 @@ modules themselves do is tested elsewhere; here it is which of them run, in whic
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from run_ansible import ROOT, ansible_playbook
 
-ROOT = Path(__file__).resolve().parents[2]
 KEPT = "assert|debug|fail|import_tasks|include_tasks|meta|set_fact"  # what changes no node
 ACTION = """
 import json
@@ -121,18 +119,13 @@ def run_role(
     tasks = [{"name": "Facts", "stand_in": {}}, {"name": "Role", **include}]
     (folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": {"gpu-01": shared}}}))
     (folder / "play.yml").write_text(yaml.safe_dump([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
-    environment = {
-        **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_ROLES_PATH": str(folder / "roles"),
-        "ANSIBLE_ACTION_PLUGINS": str(folder / "action"),
-    }  # fmt: skip
-    program = Path(sys.executable).with_name("ansible-playbook")
-    done = subprocess.run(
-        [program, "-i", folder / "hosts.yml", folder / "play.yml"], cwd=folder, env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    done = ansible_playbook(
+        "-i", folder / "hosts.yml", folder / "play.yml", cwd=folder, ANSIBLE_ROLES_PATH=str(folder / "roles"),
+        ANSIBLE_ACTION_PLUGINS=str(folder / "action"),
     )  # fmt: skip
     calls = [json.loads(line) for line in (folder / "log").read_text().splitlines()]
     found = [Call(call["task"], call["arguments"], _merged(call["environment"])) for call in calls]
-    return Outcome(found, done.returncode, done.stdout)
+    return Outcome(found, done.returncode, done.stdout + done.stderr)
 
 
 def _merged(environment: list[dict[str, str]]) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from generation_tools import HOLDER, paths_in
+from run_ansible import ansible_playbook
 
 from bedplate.node.state.generations import Generations
 
@@ -71,12 +71,9 @@ def play(folder: Path, tasks: list[dict[str, Any]], **variables: Any) -> None:
     head = {"name": "Play", "hosts": "localhost", "connection": "local", "gather_facts": False, "vars": variables}
     (folder / "play.yml").write_text(yaml.safe_dump([{**head, "tasks": tasks}], sort_keys=False))
     arguments = ["-i", "localhost,", "-e", f"ansible_python_interpreter={sys.executable}", str(folder / "play.yml")]
-    done = subprocess.run(
-        [Path(sys.executable).with_name("ansible-playbook"), *arguments],
-        cwd=ROOT, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(folder), "LC_ALL": "C.UTF-8"},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
+    base = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(folder), "LC_ALL": "C.UTF-8"}
+    done = ansible_playbook(*arguments, base=base)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from run_ansible import ansible_playbook
 from small_wheels import make_wheel, profile_data, write_profile
 
 from bedplate.controller.locking import make_lock
@@ -28,15 +29,10 @@ def play(
     playbook.write_text(
         yaml.safe_dump([{"hosts": "all", "gather_facts": False, "vars": variables, "tasks": list(tasks)}])
     )
-    command = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", hosts, "-c", "local", str(playbook)]
-    return subprocess.run(
-        [*command, "-e", f"ansible_python_interpreter={sys.executable}"],
-        cwd=ROOT,
-        env=os.environ | {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_FORCE_COLOR": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return ansible_playbook(
+        "-i", hosts, "-c", "local", playbook, "-e", f"ansible_python_interpreter={sys.executable}",
+        ANSIBLE_FORCE_COLOR="0",
+    )  # fmt: skip
 
 
 def write(to: Path, **expressions: str) -> dict[str, Any]:

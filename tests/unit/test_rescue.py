@@ -6,14 +6,13 @@ What the roles do is tested on nodes; here it is which of them run, and in which
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from run_ansible import ansible_playbook
 
 from bedplate.node.verdicts import Verdict
 
@@ -109,16 +108,11 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     write(folder / "hosts.yml", {"all": {"hosts": hosts, "vars": shared}})
     play = {"name": "Provision", "hosts": "all", "gather_facts": False, "tasks": [change, *after]}
     write(folder / "play.yml", [play])
-    environment = {
-        **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_LIBRARY": str(folder / "library"),
-        "ANSIBLE_ROLES_PATH": str(folder / "roles"), "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
-    }  # fmt: skip
-    program = Path(sys.executable).with_name("ansible-playbook")
-    done = subprocess.run(
-        [program, "-i", folder / "hosts.yml", folder / "play.yml"], cwd=folder, env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    done = ansible_playbook(
+        "-i", folder / "hosts.yml", folder / "play.yml", cwd=folder, ANSIBLE_LIBRARY=str(folder / "library"),
+        ANSIBLE_ROLES_PATH=str(folder / "roles"), ANSIBLE_CALLBACK_RESULT_FORMAT="json",
     )  # fmt: skip
-    assert done.returncode == 2, done.stdout
+    assert done.returncode == 2, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("fatal: [")]
     ends = {line.split("[")[1].split("]")[0]: line.partition("=> ")[2] for line in lines if "did not go live" in line}
     assert set(ends) == set(CASES), done.stdout

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from run_ansible import ansible_playbook
 
 ROOT = Path(__file__).resolve().parents[2]
 FRAME = {
@@ -27,11 +26,9 @@ LAYERS = {"Driver": "driver", "Toolkit": "toolkit", "python_stack : Go live with
 @pytest.mark.parametrize("option", ["--tags", "--skip-tags"])
 @pytest.mark.parametrize("layer", LAYERS.values())
 def test_a_tag_chooses_layers_and_never_their_frame(option: str, layer: str) -> None:
-    program = Path(sys.executable).with_name("ansible-playbook")
-    listed = subprocess.run(
-        [program, "-i", "gpu_nodes,", ROOT / "playbooks" / "provision.yml", "--list-tasks", option, layer],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+    done = ansible_playbook("-i", "gpu_nodes,", ROOT / "playbooks" / "provision.yml", "--list-tasks", option, layer)
+    assert done.returncode == 0, done.stderr
+    listed = done.stdout
     names = {line.partition("\tTAGS:")[0].strip() for line in listed.splitlines()}
     assert names >= FRAME
     chosen = {tag for name, tag in LAYERS.items() if name in names}
