@@ -188,8 +188,6 @@ def _remote(client: PyPISimple, package: DistributionPackage) -> tuple[Extension
     needs = cached_needs(sha256)
     if needs is not None:
         return Extension(label, needs), _looked(needs, label, "cache")
-    import requests
-
     try:
         source = RemoteSource(package.url, package.size, client.s)
         needs = _read(source, package.filename, sha256)
@@ -197,15 +195,7 @@ def _remote(client: PyPISimple, package: DistributionPackage) -> tuple[Extension
     except RangeError as error:
         if not error.unsupported:
             raise
-        try:
-            needs, how = _downloaded(client, package, sha256), "download"
-        except requests.RequestException:  # an OSError as well; `open_index` words it
-            raise
-        except OSError as fault:
-            raise BedplateError(
-                f"{package.filename}: cannot be kept in {tempfile.gettempdir()}: {fault.strerror or fault}. Make room "
-                "there, or choose another place with TMPDIR"
-            ) from fault
+        needs, how = _downloaded(client, package, sha256), "download"
     return Extension(label, needs), _looked(needs, label, how)
 
 
@@ -214,12 +204,22 @@ def _downloaded(client: PyPISimple, package: DistributionPackage, sha256: str) -
 
     Its needs are kept, the file is not.
     """
-    with tempfile.TemporaryDirectory(prefix="bedplate-abi-") as place:
-        path = Path(place) / package.filename
-        client.download_package(package, path, verify=bool(sha256))
-        needs = _read_local(path, package.filename, sha256)
-        needs.bytes_read = path.stat().st_size
-        return needs
+    import requests
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="bedplate-abi-") as place:
+            path = Path(place) / package.filename
+            client.download_package(package, path, verify=bool(sha256))
+            needs = _read_local(path, package.filename, sha256)
+            needs.bytes_read = path.stat().st_size
+            return needs
+    except requests.RequestException:  # an OSError as well; `open_index` words it
+        raise
+    except OSError as fault:
+        raise BedplateError(
+            f"{package.filename}: cannot be kept in {tempfile.gettempdir()}: {fault.strerror or fault}. Make room "
+            "there, or choose another place with TMPDIR"
+        ) from fault
 
 
 def _read_local(path: Path, file: str, sha256: str) -> WheelNeeds:
