@@ -24,6 +24,11 @@ from bedplate.node.state.lock import locked
 
 ID = "x-000000000000"
 ENTRY = {"status": "verified", "profile": "x", "target": "t", "created": "", "verified": "", "reason": None}
+# The intent of a run that goes back to a node without a generation.
+NOWHERE = {
+    "run_id": "r", "kind": "rollback", "step": "undo", "started": "", "from": ID, "previous": None, "to": None,
+    "holder": {},
+}  # fmt: skip
 
 
 def state_with(**changes: Any) -> str:
@@ -52,6 +57,8 @@ def state_with(**changes: Any) -> str:
          "names no known generation"),
         (state_with(intent={"run_id": "r", "kind": "k", "step": "s", "started": "", "to": ID, "from": None,
                             "previous": None}), "has no holder"),
+        (state_with(intent={**NOWHERE, "kind": "provision"}), "goes nowhere"),
+        (state_with(intent={**NOWHERE, "step": "switch"}), "goes nowhere"),
         (state_with(runs=[{"run_id": "r", "result": "?"}]), "a run is incomplete"),
     ],
 )  # fmt: skip
@@ -70,6 +77,16 @@ def test_a_damaged_journal_is_named_and_left_alone(tmp_path: Path, content: str,
         assert "docs/rollback.md" in str(caught.value)
     assert file.read_text() == content
     assert not os.path.exists(paths.root)
+
+
+def test_a_run_that_goes_back_to_nothing_commits_nothing(tmp_path: Path) -> None:
+    paths = paths_in(tmp_path)
+    install(paths.generation(ID), dists=1, files=1)
+    Path(paths.state).parent.mkdir()
+    Path(paths.state).write_text(state_with(intent=NOWHERE))
+    with pytest.raises(StateError, match="Nothing is where this run goes back to") as caught:
+        Generations(paths).commit("r")
+    assert caught.value.code == "refused"
 
 
 @pytest.mark.parametrize("kind", ["link", "directory", "fifo", "binary"])
